@@ -23,9 +23,9 @@ const (
 	// closeTimeout bounds the wait for a connection's farewell.
 	closeTimeout = 2 * time.Second
 	// maxMisses is how many self-tests in a row may fail to send their
-	// notification before push counts as unproven. One may happen whenever the
+	// notification before push counts as unproven. A few happen whenever the
 	// application's pool is busy.
-	maxMisses = 2
+	maxMisses = 3
 )
 
 // errNoEcho ends a session whose self-test was sent and did not arrive.
