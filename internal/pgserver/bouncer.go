@@ -6,7 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
+	"strings"
 	"sync"
 	"syscall"
 
@@ -17,7 +17,7 @@ import (
 // server's user. Startup parameters it does not know are refused, as they are
 // by default: an ignored search_path would send queries to another schema.
 const bouncerConfig = `[databases]
-* = host=%s port=%d user=%s
+* = %s
 [pgbouncer]
 listen_addr = 127.0.0.1
 listen_port = %d
@@ -49,8 +49,8 @@ type Bouncer struct {
 }
 
 // StartBouncer starts a PgBouncer in transaction pooling in front of the server
-// of the DSN, for all its databases, and returns once it answers. Clients need
-// no password and become the user of the DSN, which must not need one either.
+// of the DSN, for all its databases, and returns once it answers, within a
+// minute. Clients need no password and become the user of the DSN.
 // ErrNoBinaries says that PgBouncer is not installed.
 func StartBouncer(dsn string, opts BouncerOptions) (*Bouncer, error) {
 	path, err := FindBouncer()
@@ -69,55 +69,36 @@ func StartBouncer(dsn string, opts BouncerOptions) (*Bouncer, error) {
 	if opts.PoolSize <= 0 {
 		opts.PoolSize = 10
 	}
-	var errs []error
-	for range portAttempts {
-		if err = b.up(server, opts); err == nil {
-			return b, nil
-		}
-		errs = append(errs, err)
+	err = onFreePort(func(port int) error {
+		b.port = port
+		return b.up(server, opts)
+	})
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("start pgbouncer: %w", err), h.close())
 	}
-	return nil, errors.Join(fmt.Errorf("start pgbouncer: %w", errors.Join(errs...)), h.close())
+	return b, nil
 }
 
 func (b *Bouncer) up(server *pgx.ConnConfig, opts BouncerOptions) (err error) {
-	if b.port, err = freePort(); err != nil {
-		return fmt.Errorf("find a port: %w", err)
+	target := fmt.Sprintf("host=%s port=%d user=%s", server.Host, server.Port, server.User)
+	if server.Password != "" {
+		target += " password='" + strings.ReplaceAll(server.Password, "'", "''") + "'"
 	}
-	config := fmt.Sprintf(bouncerConfig, server.Host, server.Port, server.User, b.port, Superuser, opts.PoolSize, b.home.path("bouncer.pid"))
+	config := fmt.Sprintf(bouncerConfig, target, b.port, Superuser, opts.PoolSize, b.home.path("bouncer.pid"))
 	if err := os.WriteFile(b.home.path("ini"), []byte(config), 0o644); err != nil {
 		return err
 	}
-	log, err := os.OpenFile(b.home.path("log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
-	if err != nil {
-		return err
-	}
-	defer log.Close()
-	cmd := exec.Command(b.path, b.home.path("ini"))
-	cmd.Dir, cmd.Stdout, cmd.Stderr = b.home.dir, log, log
-	p, err := launch(cmd, b.home.cred, syscall.SIGKILL)
-	if err != nil {
-		return err
-	}
-	if err := waitReady(p, b.DSN(server.Database)); err != nil {
-		return errors.Join(fmt.Errorf("%w\n%s", err, b.home.logTail()), end(p, syscall.SIGKILL))
-	}
-	b.proc = p
-	return nil
+	b.proc, err = b.home.serve(b.DSN(server.Database), syscall.SIGKILL, b.path, b.home.path("ini"))
+	return err
 }
 
 // Port is the bouncer's port on 127.0.0.1.
 func (b *Bouncer) Port() int { return b.port }
 
-// DSN is the address of one of the server's databases through the bouncer.
-// PgBouncer refuses startup parameters that it does not track, search_path
-// among them.
+// DSN is the address of one of the server's databases through the bouncer; the
+// database pgbouncer is its console, for the simple protocol only. PgBouncer
+// refuses startup parameters that it does not track, search_path among them.
 func (b *Bouncer) DSN(database string) string { return localURL(b.port, database) }
-
-// Admin is the address of the bouncer's console, which understands the simple
-// protocol only.
-func (b *Bouncer) Admin() string {
-	return localURL(b.port, "pgbouncer") + "&default_query_exec_mode=simple_protocol"
-}
 
 // Stop kills the bouncer, which keeps nothing, and removes its directory. A
 // second call does nothing.
@@ -130,7 +111,7 @@ func (b *Bouncer) Stop() error {
 	p := b.proc
 	b.proc = nil
 	// Which signal is quick has changed between versions; this one has not.
-	if err := errors.Join(end(p, syscall.SIGKILL), b.home.close()); err != nil {
+	if err := errors.Join(p.end(syscall.SIGKILL), b.home.close()); err != nil {
 		return fmt.Errorf("stop pgbouncer: %w", err)
 	}
 	return nil

@@ -4,21 +4,31 @@ package pgserver
 
 import (
 	"bytes"
+	"cmp"
+	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"os"
 	"os/exec"
-	"os/user"
-	"path/filepath"
 	"runtime"
 	"strconv"
 	"syscall"
+	"time"
+
+	"github.com/jackc/pgx/v5"
 )
 
-// tailBytes is how much of a program's output goes into an error.
-const tailBytes = 4096
+const (
+	// tailBytes is how much of a program's output goes into an error.
+	tailBytes = 4096
+	// portAttempts bounds how often a port that somebody took is replaced.
+	portAttempts = 5
+	// readyTimeout bounds how long a program may take until it accepts
+	// connections.
+	readyTimeout = time.Minute
+	readyPoll    = 20 * time.Millisecond
+)
 
 // process is a running program and the goroutine that waits for it.
 type process struct {
@@ -59,8 +69,8 @@ func launch(cmd *exec.Cmd, cred *syscall.Credential, onParentDeath syscall.Signa
 	return p, nil
 }
 
-// signal is a no-op for a program that has ended.
-func (p *process) signal(sig syscall.Signal) error {
+// end signals p, unless it has ended, and waits for its end.
+func (p *process) end(sig syscall.Signal) error {
 	select {
 	case <-p.done:
 		return nil
@@ -69,6 +79,7 @@ func (p *process) signal(sig syscall.Signal) error {
 	if err := syscall.Kill(p.pid, sig); err != nil && !errors.Is(err, syscall.ESRCH) {
 		return fmt.Errorf("signal process %d: %w", p.pid, err)
 	}
+	<-p.done
 	return nil
 }
 
@@ -87,89 +98,25 @@ func run(cmd *exec.Cmd, cred *syscall.Credential) error {
 	return nil
 }
 
-// reaperScript waits for its standard input to close, stops what the pid files
-// in the directory $1 name, and removes the directory. PostgreSQL gets the
-// immediate shutdown, which also frees its shared memory.
-const reaperScript = `
-read -r _
-for f in "$1"/data/postmaster.pid "$1"/bouncer.pid; do
-	if [ -s "$f" ] && read -r pid <"$f"; then
-		kill -QUIT "$pid"
-		while kill -0 "$pid"; do sleep 0.05; done
-	fi
-done 2>/dev/null
-cd / && rm -rf "$1"
-`
-
-// home is the directory of a server and the reaper that removes it.
-type home struct {
-	dir    string
-	cred   *syscall.Credential
-	reaper *process
-	pipe   io.Closer // the reaper works when it closes
-}
-
-func newHome(prefix string) (*home, error) {
-	cred, err := unprivileged()
-	if err != nil {
-		return nil, err
+// waitReady returns when dsn accepts a connection, or p has ended.
+func (p *process) waitReady(dsn string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), readyTimeout)
+	defer cancel()
+	tick := time.NewTicker(readyPoll)
+	defer tick.Stop()
+	for {
+		conn, err := pgx.Connect(ctx, dsn)
+		if err == nil {
+			return conn.Close(ctx)
+		}
+		select {
+		case <-p.done:
+			return fmt.Errorf("it ended before it was ready: %w", cmp.Or(p.err, errors.New("exit status 0")))
+		case <-ctx.Done():
+			return fmt.Errorf("not ready within %v: %w", readyTimeout, err)
+		case <-tick.C:
+		}
 	}
-	dir, err := os.MkdirTemp("", prefix)
-	if err != nil {
-		return nil, err
-	}
-	if cred != nil {
-		err = os.Chown(dir, int(cred.Uid), int(cred.Gid))
-	}
-	h := &home{dir: dir, cred: cred}
-	if err == nil {
-		err = h.startReaper()
-	}
-	if err != nil {
-		return nil, errors.Join(err, os.RemoveAll(dir))
-	}
-	return h, nil
-}
-
-func (h *home) startReaper() error {
-	r, w, err := os.Pipe()
-	if err != nil {
-		return err
-	}
-	cmd := exec.Command("/bin/sh", "-c", reaperScript, "sh", h.dir)
-	cmd.Stdin = r
-	h.reaper, err = launch(cmd, h.cred, 0)
-	_ = r.Close() // the child has its own
-	if err != nil {
-		_ = w.Close()
-		return fmt.Errorf("start reaper: %w", err)
-	}
-	h.pipe = w
-	return nil
-}
-
-// close removes the directory. The caller has ended what ran in it.
-func (h *home) close() error {
-	for _, name := range []string{"data/postmaster.pid", "bouncer.pid"} {
-		_ = os.Remove(h.path(name)) // one that was killed leaves it, and the number may be another's by now
-	}
-	_ = h.pipe.Close()
-	<-h.reaper.done
-	if h.reaper.err != nil {
-		return fmt.Errorf("remove %s: %w", h.dir, h.reaper.err)
-	}
-	return nil
-}
-
-func (h *home) path(elem string) string { return filepath.Join(h.dir, elem) }
-
-// logTail is the end of the program's log, for an error.
-func (h *home) logTail() string {
-	b, err := os.ReadFile(h.path("log"))
-	if err != nil {
-		return err.Error()
-	}
-	return tail(b)
 }
 
 func tail(b []byte) string {
@@ -177,37 +124,30 @@ func tail(b []byte) string {
 	return string(b[max(0, len(b)-tailBytes):])
 }
 
-// unprivileged is the user to run programs as: nil for the current one.
-func unprivileged() (*syscall.Credential, error) {
-	if os.Geteuid() != 0 {
-		return nil, nil
+// onFreePort calls start with a port that was free a moment ago, and with
+// another one if it failed because somebody took the port in between.
+func onFreePort(start func(port int) error) error {
+	var errs []error
+	for range portAttempts {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return fmt.Errorf("find a port: %w", err)
+		}
+		port := l.Addr().(*net.TCPAddr).Port
+		_ = l.Close()
+		if err = start(port); err == nil || !taken(port) {
+			return err
+		}
+		errs = append(errs, err)
 	}
-	var missing []error
-	for _, name := range []string{"postgres", "nobody"} {
-		u, err := user.Lookup(name)
-		if err != nil {
-			missing = append(missing, err)
-			continue
-		}
-		uid, err := strconv.ParseUint(u.Uid, 10, 32)
-		if err != nil {
-			return nil, fmt.Errorf("user %s: %w", name, err)
-		}
-		gid, err := strconv.ParseUint(u.Gid, 10, 32)
-		if err != nil {
-			return nil, fmt.Errorf("user %s: %w", name, err)
-		}
-		return &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}, nil
-	}
-	return nil, fmt.Errorf("root needs another user to run the server as: %w", errors.Join(missing...))
+	return errors.Join(errs...)
 }
 
-// freePort asks the kernel for a port. Somebody else may take it before it is
-// used, so that callers try again.
-func freePort() (int, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+func taken(port int) bool {
+	l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
 	if err != nil {
-		return 0, err
+		return true
 	}
-	return l.Addr().(*net.TCPAddr).Port, l.Close()
+	_ = l.Close()
+	return false
 }

@@ -3,30 +3,16 @@
 package pgserver
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"maps"
 	"net/url"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"sync"
 	"syscall"
-	"time"
-
-	"github.com/jackc/pgx/v5"
-)
-
-const (
-	// readyTimeout bounds how long a program may take until it accepts
-	// connections.
-	readyTimeout = time.Minute
-	readyPoll    = 20 * time.Millisecond
-	// portAttempts bounds how often a port that somebody took is replaced.
-	portAttempts = 5
 )
 
 // Superuser is the role that DSN logs in as. It needs no password.
@@ -96,7 +82,7 @@ func (o Options) settings() []string {
 		"fsync":              onOff,
 		"full_page_writes":   onOff,
 		"synchronous_commit": onOff,
-		"max_connections":    strconv.Itoa(300),
+		"max_connections":    "300",
 		"listen_addresses":   "127.0.0.1",
 		"timezone":           "UTC",
 	}
@@ -119,73 +105,20 @@ func (s *Server) create() error {
 	if err := run(initdb, s.home.cred); err != nil {
 		return fmt.Errorf("initdb: %w", err)
 	}
-	var errs []error
-	for range portAttempts {
-		port, err := freePort()
-		if err != nil {
-			return fmt.Errorf("find a port: %w", err)
-		}
+	return onFreePort(func(port int) error {
 		s.port = port
-		if err = s.up(); err == nil {
-			return nil
-		}
-		errs = append(errs, err)
-	}
-	return errors.Join(errs...)
+		return s.up()
+	})
 }
 
-// up starts the program and waits until it is ready. The caller holds mu, or
-// nobody else knows the server yet.
-func (s *Server) up() error {
-	log, err := os.OpenFile(s.home.path("log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
-	if err != nil {
-		return err
-	}
-	defer log.Close()
-	args := append([]string{"-D", s.home.path("data"), "-k", s.home.dir, "-p", strconv.Itoa(s.port)}, s.settings...)
-	cmd := exec.Command(filepath.Join(s.bin, "postgres"), args...)
-	cmd.Dir, cmd.Stdout, cmd.Stderr = s.home.dir, log, log
-	p, err := launch(cmd, s.home.cred, syscall.SIGQUIT)
-	if err != nil {
-		return err
-	}
+// up starts the program. The caller holds mu, or nobody else knows the server
+// yet.
+func (s *Server) up() (err error) {
 	// By the socket in the server's own directory: the port may be another's.
 	socket := fmt.Sprintf("host=%s port=%d user=%s dbname=postgres sslmode=disable", s.home.dir, s.port, Superuser)
-	if err := waitReady(p, socket); err != nil {
-		return errors.Join(fmt.Errorf("%w\n%s", err, s.home.logTail()), end(p, syscall.SIGQUIT))
-	}
-	s.proc = p
-	return nil
-}
-
-// waitReady returns when dsn accepts a connection, or p has ended.
-func waitReady(p *process, dsn string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), readyTimeout)
-	defer cancel()
-	tick := time.NewTicker(readyPoll)
-	defer tick.Stop()
-	for {
-		conn, err := pgx.Connect(ctx, dsn)
-		if err == nil {
-			return conn.Close(ctx)
-		}
-		select {
-		case <-p.done:
-			return fmt.Errorf("it ended before it was ready: %w", p.err)
-		case <-ctx.Done():
-			return fmt.Errorf("not ready within %v: %w", readyTimeout, err)
-		case <-tick.C:
-		}
-	}
-}
-
-// end signals p and waits for its end.
-func end(p *process, sig syscall.Signal) error {
-	if err := p.signal(sig); err != nil {
-		return err
-	}
-	<-p.done
-	return nil
+	args := []string{"-D", s.home.path("data"), "-k", s.home.dir, "-p", strconv.Itoa(s.port)}
+	s.proc, err = s.home.serve(socket, syscall.SIGQUIT, filepath.Join(s.bin, "postgres"), append(args, s.settings...)...)
+	return err
 }
 
 // Port is the server's port on 127.0.0.1. It stays the same over a Restart.
@@ -251,5 +184,5 @@ func (s *Server) down(mode Mode) error {
 	}
 	p := s.proc
 	s.proc = nil
-	return end(p, sig)
+	return p.end(sig)
 }
