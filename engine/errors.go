@@ -16,6 +16,10 @@ const MaxErrorBytes = 4096
 // fetched again.
 var ErrNotAttempted = errors.New("outbox: not attempted")
 
+// ErrAlreadyRunning is returned by Start while the instance runs and, where
+// only one process may relay from a database, while another one does.
+var ErrAlreadyRunning = errors.New("outbox: already running")
+
 // ErrOwnershipLost is the cause of a delivery's cancelled context when the
 // worker no longer owns the partition: its transaction or its connection is
 // gone, and another node may already deliver the same messages.
@@ -138,8 +142,8 @@ func IsUnavailable(err error) bool {
 // outbox, in the order in which they are to be sent: those of one group in the
 // order of their commits. Partitions are delivered side by side, so Deliver is
 // called concurrently, but never for the same partition at once in one process.
-// The slice is the relay's to reorder; the envelopes' payloads and headers are
-// shared and must not be changed or kept.
+// The batch is only lent: neither the slice nor payloads and headers may be
+// changed, or kept after Deliver has returned.
 //
 // It returns nil when every message was delivered, a *BatchError (as itself or
 // wrapped) that names those that were not, or any other error when the

@@ -248,6 +248,7 @@ func (e *SettleError) Unwrap() error { return e.Err }
 // Exclusive is implemented by a storage that only one process may relay from.
 type Exclusive interface {
 	// Exclude keeps other processes from relaying until release is called or
-	// the process dies. It waits for a while, then fails.
+	// the process dies. It waits for a while, then fails with
+	// ErrAlreadyRunning.
 	Exclude(ctx context.Context) (release func() error, err error)
 }

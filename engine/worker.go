@@ -1,0 +1,361 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.uber.org/zap"
+)
+
+const (
+	// A worker gives its partition and its slot back after this many batches
+	// or this much time, so that other partitions and other nodes get a turn.
+	maxRunBatches = 16
+	maxRunTime    = time.Second
+	// A busy partition is asked for again after busyMin, doubled to busyMax.
+	busyMin = 5 * time.Millisecond
+	busyMax = 250 * time.Millisecond
+	// The same for a database that does not answer.
+	faultMin = 100 * time.Millisecond
+	faultMax = 5 * time.Second
+)
+
+// verdict is how a run ended, which says when the next one is due.
+type verdict int
+
+const (
+	idle    verdict = iota // nothing more is ready
+	yield                  // more is ready, but others have a turn first
+	busy                   // another worker owns the partition
+	out                    // the destination is unavailable
+	fault                  // the database failed, or the ownership was lost
+	stray                  // messages wait in lanes of another partition count
+	moved                  // the partition count is another one
+	stopped                // the engine stops
+)
+
+// worker serves one partition. Its loop runs between Start and Stop; run is
+// also called by Drain, never by two at once.
+type worker struct {
+	engine *Engine
+	config *OutboxConfig
+	number int
+	wake   chan struct{} // of one: a wake-up is a hint
+
+	partitions atomic.Int64                  // the count in force as far as known
+	stuck      atomic.Pointer[chan struct{}] // an abandoned call, closed on its return
+	owning     atomic.Bool
+	down       atomic.Pointer[downtime] // nil: the destination is available
+
+	running   sync.Mutex // one run at a time; guards what follows
+	scope     *scope     // of the run
+	tally     *tally     // of the run
+	health    *health
+	contended bool
+	took      time.Duration // by the last run
+	nextDue   time.Duration // after a run that ended idle; negative: none
+}
+
+func newWorker(e *Engine, config *OutboxConfig, number, partitions int) *worker {
+	w := &worker{
+		engine: e, config: config, number: number,
+		wake:   make(chan struct{}, 1),
+		health: newHealth(config.BatchSize),
+	}
+	w.partitions.Store(int64(partitions))
+	return w
+}
+
+func (w *worker) lane() Lane {
+	return Lane{Outbox: w.config.Name, Partition: w.number, Partitions: int(w.partitions.Load())}
+}
+
+// nudge wakes the worker, now or when it is done with what it does.
+func (w *worker) nudge() {
+	select {
+	case w.wake <- struct{}{}:
+	default:
+	}
+}
+
+// loop serves the partition until quit is closed.
+func (w *worker) loop(s *scope, quit <-chan struct{}) {
+	pause := newPause()
+	defer pause.stop()
+	for pause.wait(w.wake, quit) {
+		if !w.awaitStuck(quit) || !w.engine.acquireSlot(quit) {
+			return
+		}
+		v := w.run(s, &tally{})
+		w.engine.releaseSlot()
+		switch v {
+		case stopped:
+			return
+		case moved:
+			w.engine.poll(s)
+		case stray:
+			v = w.remap(s)
+		}
+		pause.set(v, w)
+	}
+}
+
+// awaitStuck waits until an abandoned relay call of this partition returned.
+func (w *worker) awaitStuck(quit <-chan struct{}) bool {
+	returned := w.stuck.Load()
+	if returned == nil {
+		return true
+	}
+	select {
+	case <-*returned:
+		return true
+	case <-quit:
+		return false
+	}
+}
+
+// run owns the partition for a bounded time and delivers what is ready.
+func (w *worker) run(s *scope, t *tally) verdict {
+	w.running.Lock()
+	defer w.running.Unlock()
+	w.scope, w.tally = s, t
+	if w.stuck.Load() != nil {
+		return busy
+	}
+	v := idle
+	begun := time.Now()
+	err := w.engine.config.Storage.WithPartition(w.scope.db, w.lane(), func(ctx context.Context, c Claim) error {
+		defer w.owning.Store(false)
+		var err error
+		v, err = w.batches(ctx, c)
+		return err
+	})
+	if err != nil {
+		v = w.failed(err)
+	}
+	w.contended = v == busy
+	w.took = time.Since(begun)
+	return v
+}
+
+// batches is the cycle: fetch, deliver, settle, and again while there is more.
+func (w *worker) batches(ctx context.Context, c Claim) (verdict, error) {
+	begun := time.Now()
+	for n := 0; ; n++ {
+		switch {
+		case w.scope.stopping():
+			return stopped, nil
+		case n == maxRunBatches || time.Since(begun) > maxRunTime:
+			return yield, nil
+		}
+		w.drainWake()
+		page, err := c.Fetch(ctx, w.query())
+		if err != nil {
+			return fault, err
+		}
+		w.engine.storageWorks()
+		w.owning.Store(true)
+		v, done, err := w.page(c, page)
+		if done || err != nil {
+			return v, err
+		}
+		w.contended = false
+	}
+}
+
+// page handles one fetched page; done says that the run is over.
+func (w *worker) page(c Claim, page Page) (v verdict, done bool, err error) {
+	switch page.State {
+	case PagePaused:
+		w.nextDue = -1
+		return idle, true, nil
+	case PageMoved:
+		return moved, true, nil
+	case PageStray:
+		return stray, true, nil
+	}
+	w.nextDue = page.NextDue
+	if len(page.Envelopes) == 0 {
+		if w.health.exhausted() == hold {
+			return w.outage(w.health.err), true, nil
+		}
+		return idle, true, nil
+	}
+	if w.scope.stopping() {
+		return stopped, true, nil
+	}
+	v, err = w.handle(c, page)
+	if v != idle || err != nil {
+		return v, true, err
+	}
+	return idle, !page.More && !w.woken() && !w.health.searching(), nil
+}
+
+// handle delivers a page and hands its settlement to the claim. It returns
+// idle where the run can go on.
+func (w *worker) handle(c Claim, page Page) (verdict, error) {
+	begun := time.Now()
+	o := w.deliver(c, page)
+	if o.abandoned {
+		w.observe(Observation{Kind: DeliveryAbandoned, Err: o.outage, Took: time.Since(begun)})
+		w.engine.log.Warn("relay ignores the end of its context; its partition waits for it to return",
+			zap.String("outbox", w.config.Name), zap.Int("partition", w.number), zap.Error(o.outage))
+		return w.outage(o.outage), o.outage // the claim is dropped: its outcome is unknown
+	}
+	lost := c.Alive(w.scope.db)
+	if lost != nil && !o.progress() {
+		return fault, lost
+	}
+	what := w.health.after(page.Envelopes, &o)
+	if what == blame {
+		w.config.charge(&o.settlement, &page.Envelopes[0], o.outage, page.Now)
+		o.notAttempted, o.outage = 0, nil
+	}
+	c.Settle(o.settlement)
+	w.count(&o, page, time.Since(begun))
+	switch {
+	case lost != nil:
+		return fault, &SettleError{Settlement: o.settlement, Err: lost}
+	case what == hold:
+		return w.outage(o.outage), nil
+	case o.delivered() > 0:
+		w.recovered()
+	}
+	return idle, nil
+}
+
+// query asks for the next batch.
+func (w *worker) query() Query {
+	return Query{
+		Limit:      w.health.limit,
+		MaxBytes:   w.config.MaxBatchBytes,
+		Ordering:   w.config.Ordering,
+		HoldDead:   w.config.AfterDead == HoldGroup,
+		SkipGroups: w.health.groups,
+		SkipIDs:    w.health.ids,
+		Contended:  w.contended,
+	}
+}
+
+// failed sorts out why a claim ended with an error. A settlement that could
+// not be recorded is tried again by itself: the messages were delivered, and
+// recording it twice does no harm.
+func (w *worker) failed(err error) verdict {
+	if errors.Is(err, ErrBusy) {
+		return busy
+	}
+	if w.stuck.Load() != nil {
+		return out
+	}
+	if errors.Is(err, ErrOwnershipLost) {
+		w.observe(Observation{Kind: OwnershipLost, Err: err})
+	}
+	var unsettled *SettleError
+	if errors.As(err, &unsettled) {
+		if again := w.engine.settleAgain(w.scope.db, w.config.Name, unsettled.Settlement); again == nil {
+			return yield
+		}
+		w.observe(Observation{Kind: SettleFailed, Err: err})
+	}
+	w.engine.storageFailed(err)
+	return fault
+}
+
+// remap moves messages that wait in lanes of another partition count.
+func (w *worker) remap(s *scope) verdict {
+	n, more, err := w.engine.config.Storage.Remap(s.db, w.config.Name, remapChunk)
+	switch {
+	case err != nil:
+		w.engine.storageFailed(err)
+		return fault
+	case n == 0 && more:
+		return busy
+	}
+	return yield
+}
+
+func (w *worker) drainWake() {
+	select {
+	case <-w.wake:
+	default:
+	}
+}
+
+// woken reports whether a wake-up came since the last fetch began.
+func (w *worker) woken() bool { return len(w.wake) > 0 }
+
+// downtime is an outage as this worker sees it.
+type downtime struct {
+	since time.Time
+	err   error
+}
+
+// outage notes that the destination is unavailable.
+func (w *worker) outage(err error) verdict {
+	w.health.window()
+	d := &downtime{since: time.Now(), err: err}
+	if was := w.down.Load(); was != nil {
+		d.since = was.since
+		w.down.Store(d)
+		return out
+	}
+	w.down.Store(d)
+	w.observe(Observation{Kind: OutageBegan, Err: err})
+	w.engine.outageBegan(w.config.Name, err)
+	return out
+}
+
+func (w *worker) recovered() {
+	if w.down.Swap(nil) == nil {
+		return
+	}
+	w.observe(Observation{Kind: OutageEnded})
+	w.engine.outageEnded(w.config.Name)
+}
+
+func (w *worker) count(o *outcome, page Page, took time.Duration) {
+	w.tally.add(o)
+	oldest := page.Envelopes[0].ScheduledAt
+	for i := range page.Envelopes {
+		if at := page.Envelopes[i].ScheduledAt; at.Before(oldest) {
+			oldest = at
+		}
+	}
+	w.observe(Observation{
+		Kind: BatchDone, Delivered: o.delivered(), Failed: len(o.settlement.Failed), Dead: len(o.settlement.Dead),
+		NotAttempted: o.notAttempted, Took: took, Lag: page.Now.Sub(oldest), Err: o.outage,
+	})
+}
+
+func (w *worker) observe(o Observation) {
+	o.Outbox, o.Partition = w.config.Name, w.number
+	w.engine.observe(o)
+}
+
+// tally counts what became of messages over some runs.
+type tally struct {
+	delivered, failed int
+	retrying          map[int64]bool // messages that failed
+	repeats           bool           // one of them failed again
+}
+
+func (t *tally) add(o *outcome) {
+	t.delivered += o.delivered()
+	t.failed += o.charged()
+	if t.retrying == nil {
+		return
+	}
+	for _, f := range o.settlement.Failed {
+		t.repeats = t.repeats || t.retrying[f.ID]
+		t.retrying[f.ID] = true
+	}
+}
+
+// jitter spreads d by a fifth, so that nodes do not move in step.
+func jitter(d time.Duration) time.Duration {
+	return d - d/10 + rand.N(d/5+1)
+}
