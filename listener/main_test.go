@@ -3,7 +3,7 @@ package listener_test
 import (
 	"testing"
 
-	"go.uber.org/goleak"
+	"github.com/gormoutbox/outbox/internal/testdb"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testdb.Main(m) }
