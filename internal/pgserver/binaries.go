@@ -12,9 +12,17 @@ import (
 	"strings"
 )
 
-// BinEnv names the environment variable that holds the directory of the
-// PostgreSQL programs. It goes before everything else, also when it is wrong.
-const BinEnv = "OUTBOX_PG_BIN"
+// Names of environment variables.
+const (
+	// BinEnv holds the directory of the PostgreSQL programs. It goes before
+	// everything else, also when it is wrong.
+	BinEnv = "OUTBOX_PG_BIN"
+	// PostgresEnv holds the DSN of the server to test on, as a superuser.
+	PostgresEnv = "OUTBOX_TEST_POSTGRES"
+	// BouncerEnv holds the DSN of a PgBouncer in front of that server, in
+	// transaction pooling, which forwards every database name.
+	BouncerEnv = "OUTBOX_TEST_PGBOUNCER"
+)
 
 // preferredMajor is taken where several versions are installed, so that runs on
 // different machines are alike; without it the newest one is.

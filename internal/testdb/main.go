@@ -13,15 +13,6 @@ import (
 	"github.com/gormoutbox/outbox/internal/pgserver"
 )
 
-// Names of environment variables.
-const (
-	// PostgresEnv holds the DSN of the server to test on.
-	PostgresEnv = "OUTBOX_TEST_POSTGRES"
-	// BouncerEnv holds the DSN of a PgBouncer in front of that server, in
-	// transaction pooling, which forwards every database name.
-	BouncerEnv = "OUTBOX_TEST_PGBOUNCER"
-)
-
 // Main runs the tests of a package, stops what they share, checks that no
 // goroutine is left, and exits. It is all that a TestMain does.
 func Main(m *testing.M, opts ...goleak.Option) {
@@ -61,7 +52,11 @@ func (a *address) get(find func() (string, error)) (*url.URL, error) {
 	if a.err != nil {
 		return nil, a.err
 	}
-	return url.Parse(a.dsn)
+	u, err := url.Parse(a.dsn)
+	if err == nil && u.Scheme != "postgres" && u.Scheme != "postgresql" {
+		err = errors.New("the DSN is not a URL like postgres://user@host:port/database")
+	}
+	return u, err
 }
 
 // serverURL is the address of the shared server.
@@ -72,7 +67,7 @@ func (s *servers) serverURL() (*url.URL, error) {
 }
 
 func (s *servers) findServer() (string, error) {
-	if dsn := os.Getenv(PostgresEnv); dsn != "" {
+	if dsn := os.Getenv(pgserver.PostgresEnv); dsn != "" {
 		return dsn, nil
 	}
 	srv, err := pgserver.Start(pgserver.Options{})
@@ -91,7 +86,7 @@ func (s *servers) poolerURL() (*url.URL, error) {
 }
 
 func (s *servers) findBouncer() (string, error) {
-	if dsn := os.Getenv(BouncerEnv); dsn != "" {
+	if dsn := os.Getenv(pgserver.BouncerEnv); dsn != "" {
 		return dsn, nil
 	}
 	server, err := s.server.get(s.findServer)
