@@ -44,27 +44,40 @@ func (o *OutboxConfig) judge(batch []Envelope, err error, now time.Time) outcome
 		Delivered: make([]int64, 0, len(batch)),
 		Keep:      o.Retention.KeepFor() > 0,
 	}}
+	if failed == nil {
+		failed = &BatchError{}
+	}
+	blocked := make(map[string]bool, len(failed.Failed))
 	for i := range batch {
-		var cause error
-		if failed != nil {
-			cause = failed.Failed[batch[i].ID]
-		}
+		cause, group := failed.Failed[batch[i].ID], o.group(&batch[i])
 		switch {
 		case cause == nil:
 			out.settlement.Delivered = append(out.settlement.Delivered, batch[i].ID)
-		case errors.Is(cause, ErrNotAttempted):
+		case errors.Is(cause, ErrNotAttempted) || group != "" && blocked[group]:
+			// Behind a failure of its group it is not charged, whatever the
+			// relay says: a group has one message that waits for its retry.
 			out.notAttempted++
 		default:
+			blocked[group] = true
 			o.charge(&out.settlement, &batch[i], cause, now)
 		}
 	}
-	if failed != nil {
-		out.outage = failed.Outage
-	}
+	out.outage = failed.Outage
 	if !out.progress() && out.outage == nil {
 		out.outage = err // nothing was attempted: waiting beats spinning
 	}
 	return out
+}
+
+// group is what a failure of the message blocks; empty: itself alone.
+func (o *OutboxConfig) group(env *Envelope) string {
+	switch o.Ordering {
+	case Total:
+		return "*"
+	case None:
+		return ""
+	}
+	return env.GroupKey
 }
 
 // charge records a failed attempt of one message: a retry, or its death.

@@ -69,9 +69,6 @@ type Query struct {
 	// suspicion while a worker narrows down a failing batch. Both are short.
 	SkipGroups []string
 	SkipIDs    []int64
-	// Contended says that the last fetch of the lane found it busy, so that
-	// it pays to ask for the lock before doing any work.
-	Contended bool
 }
 
 // PageState says why a page may be empty.
@@ -84,7 +81,7 @@ const (
 	PagePaused
 	// PageMoved: the partition count in force is no longer the lane's.
 	PageMoved
-	// PageStray: ready messages lie in lanes of another partition count, so
+	// PageStray: pending messages lie in lanes of another partition count, so
 	// no group may be touched until Remap has moved them.
 	PageStray
 )

@@ -51,13 +51,12 @@ type worker struct {
 	owning     atomic.Bool
 	down       atomic.Pointer[downtime] // nil: the destination is available
 
-	running   sync.Mutex // one run at a time; guards what follows
-	scope     *scope     // of the run
-	tally     *tally     // of the run
-	health    *health
-	contended bool
-	took      time.Duration // by the last run
-	nextDue   time.Duration // after a run that ended idle; negative: none
+	running sync.Mutex // one run at a time; guards what follows
+	scope   *scope     // of the run
+	tally   *tally     // of the run
+	health  *health
+	took    time.Duration // by the last run
+	nextDue time.Duration // after a run that ended idle; negative: none
 }
 
 func newWorker(e *Engine, config *OutboxConfig, number, partitions int) *worker {
@@ -137,7 +136,6 @@ func (w *worker) run(s *scope, t *tally) verdict {
 	if err != nil {
 		v = w.failed(err)
 	}
-	w.contended = v == busy
 	w.took = time.Since(begun)
 	return v
 }
@@ -163,7 +161,6 @@ func (w *worker) batches(ctx context.Context, c Claim) (verdict, error) {
 		if done || err != nil {
 			return v, err
 		}
-		w.contended = false
 	}
 }
 
@@ -237,7 +234,6 @@ func (w *worker) query() Query {
 		HoldDead:   w.config.AfterDead == HoldGroup,
 		SkipGroups: w.health.groups,
 		SkipIDs:    w.health.ids,
-		Contended:  w.contended,
 	}
 }
 
