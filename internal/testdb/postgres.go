@@ -53,7 +53,9 @@ func Postgres(t testing.TB) *PG {
 // A client of PgBouncer cannot set search_path when it connects: the parameter
 // is not tracked, so that it is refused or, worse, ignored. That is why the
 // test gets a database, with search_path as the database's own setting, which
-// holds for every connection whoever opens it.
+// holds for every connection whoever opens it. Prepared statements do not
+// survive a change of the server connection: open handles with ExecMode, for
+// example pgx.QueryExecModeExec.
 func PgBouncer(t testing.TB) *PG {
 	t.Helper()
 	server, err := shared.serverURL()
