@@ -1,0 +1,3 @@
+DROP TABLE IF EXISTS {messages};
+
+DROP TABLE {meta};
