@@ -17,7 +17,7 @@ import (
 // can be changed at any time.
 type fakeServer struct {
 	// onListen, if set, is called after a LISTEN was carried out.
-	onListen func()
+	onListen func(channel string)
 
 	mu      sync.Mutex
 	conns   map[*fakeConn]bool
@@ -26,6 +26,7 @@ type fakeServer struct {
 	down    bool // refuses connections
 	refuse  bool // refuses LISTEN, like a standby
 	hang    bool // swallows LISTEN
+	dead    bool // swallows everything after the login
 	pooled  bool // accepts LISTEN on some other connection
 }
 
@@ -83,11 +84,14 @@ func (s *fakeServer) notify(_ context.Context, channel, payload string) error {
 	return nil
 }
 
-// open lists the connections. s.mu is held.
+// open lists the connections, without those that only ask to cancel another.
+// s.mu is held.
 func (s *fakeServer) open() []*fakeConn {
 	var open []*fakeConn
-	for c := range s.conns {
-		open = append(open, c)
+	for c, regular := range s.conns {
+		if regular {
+			open = append(open, c)
+		}
 	}
 	return open
 }
@@ -143,10 +147,13 @@ func (c *fakeConn) serve() {
 	backend := pgproto3.NewBackend(c.net, io.Discard)
 	if m, err := backend.ReceiveStartupMessage(); err != nil {
 		return
-	} else if _, ok := m.(*pgproto3.StartupMessage); !ok {
-		return // a cancel request
+	} else if _, ok := m.(*pgproto3.CancelRequest); ok {
+		c.server.set(func(s *fakeServer) { s.conns[c] = false })
+		c.swallow()
+		return
 	}
 	c.send(&pgproto3.AuthenticationOk{}, &pgproto3.BackendKeyData{ProcessID: 1, SecretKey: []byte("1234")}, ready)
+	c.swallow()
 	for {
 		m, err := backend.Receive()
 		if err != nil {
@@ -161,10 +168,19 @@ func (c *fakeConn) serve() {
 	}
 }
 
+// swallow reads until the client is gone, if the server is dead.
+func (c *fakeConn) swallow() {
+	var dead bool
+	c.server.set(func(s *fakeServer) { dead = s.dead })
+	if dead {
+		_, _ = io.Copy(io.Discard, c.net)
+	}
+}
+
 var ready = &pgproto3.ReadyForQuery{TxStatus: 'I'}
 
 func (c *fakeConn) query(sql string) {
-	channel, ok := strings.CutPrefix(sql, "listen ")
+	channel, ok := strings.CutPrefix(strings.ReplaceAll(sql, `"`, ""), "listen ")
 	if !ok {
 		c.send(&pgproto3.ErrorResponse{Severity: "ERROR", Code: "42601", Message: "syntax error"}, ready)
 		return
@@ -184,11 +200,11 @@ func (c *fakeConn) query(sql string) {
 		return
 	case !pooled:
 		c.mu.Lock()
-		c.listening[strings.Trim(channel, `"`)] = true
+		c.listening[channel] = true
 		c.mu.Unlock()
 	}
 	if s.onListen != nil {
-		s.onListen()
+		s.onListen(channel)
 	}
 	c.send(&pgproto3.CommandComplete{CommandTag: []byte("LISTEN")}, ready)
 }

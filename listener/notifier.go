@@ -68,17 +68,25 @@ type Config struct {
 //     backoff.
 //   - Nothing comes back on a connection that has worked: it is half-open. It
 //     is closed, and replaced as above.
-//   - Nothing comes back, and never has: most likely a pooler in transaction
-//     pooling. Polling; it tries again every few minutes, without a word.
+//   - Nothing comes back on a new connection: most likely a pooler in
+//     transaction pooling. Polling; it tries again every few minutes, without
+//     a word.
 //
 // Whatever went wrong, everything is woken after each LISTEN that succeeds.
+//
+// Until it knows better, it first probes with a connection that listens where
+// nobody else notifies. Behind a pooler, a LISTEN for wakes would stay on a
+// connection of the application, and every wake would be handed to a client
+// that does not expect it, and may keep it for ever.
 type Notifier struct {
 	cfg   Config
 	state atomic.Int32 // an engine.PushState
 
 	// Of the goroutine that listens.
-	told   engine.PushState // what the log says; silent: nothing yet
-	proven bool             // some connection has worked
+	told     engine.PushState // what the log says; silent: nothing yet
+	proven   bool             // notifications arrive on new connections, as far as is known
+	failures int              // in a row
+	unproven int              // probes in a row without an echo
 }
 
 // silent as Notifier.told: the log says nothing.
@@ -142,33 +150,41 @@ func (n *Notifier) State() engine.PushState { return engine.PushState(n.state.Lo
 func (n *Notifier) Listen(ctx context.Context, wake func(engine.Wake)) error {
 	n.become(engine.Degraded)
 	defer n.become(engine.Polling)
-	n.told = silent
-	failures, unproven := 0, 0
+	n.told, n.failures, n.unproven = silent, 0, 0
 	for {
 		s := newSession(n, wake)
 		err := s.run(ctx)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		if s.proofs > 1 { // not after the first, or a flapping connection would be replaced without end
-			failures = 0
-		}
-		var delay time.Duration
-		if errors.Is(err, errNoEcho) && !n.proven {
-			unproven++
-			delay = unprovenBackoff.Delay(unproven)
-			n.report(engine.Polling, err)
-		} else {
-			failures++
-			delay = n.cfg.Backoff.Delay(failures)
-			n.report(engine.Degraded, err)
-		}
 		select {
-		case <-time.After(delay):
+		case <-time.After(n.ended(s, err)):
 		case <-ctx.Done():
 			return ctx.Err()
 		}
 	}
+}
+
+// ended takes note of how a session has ended, and says when to start another.
+func (n *Notifier) ended(s *session, err error) (delay time.Duration) {
+	if errors.Is(err, errProbed) {
+		n.proven, n.unproven = true, 0
+		return 0
+	}
+	if s.proofs == 0 && errors.Is(err, errNoEcho) {
+		n.proven = false
+		if s.probe {
+			n.unproven++
+			n.report(engine.Polling, err)
+			return unprovenBackoff.Delay(n.unproven)
+		}
+	}
+	if s.proofs > 1 { // one is not enough, or a flapping connection would be replaced without end
+		n.failures = 0
+	}
+	n.failures++
+	n.report(engine.Degraded, err)
+	return n.cfg.Backoff.Delay(n.failures)
 }
 
 // report changes the state, and logs it if the log says otherwise. err is why

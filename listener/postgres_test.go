@@ -27,7 +27,7 @@ const patience = 30 * time.Second
 type node struct {
 	pool    *sql.DB // the application's
 	channel string
-	conns   chan *pgx.Conn // those that were opened for the notifier
+	conns   chan *pgx.Conn // those that were opened for the notifier, first its probe
 	states  chan engine.PushState
 	wakes   chan engine.Wake // without those for everything
 	all     chan struct{}    // one for each wake for everything
@@ -124,6 +124,14 @@ func await[T comparable](t *testing.T, ch <-chan T, want T) {
 	}
 }
 
+// latest empties ch and gives the last value.
+func latest[T any](ch <-chan T) (v T) {
+	for len(ch) > 0 {
+		v = <-ch
+	}
+	return v
+}
+
 // awaitWake sends a wake and waits for it.
 func (n *node) awaitWake(t *testing.T, hash uint64) {
 	t.Helper()
@@ -193,7 +201,7 @@ func TestListeningConnectionIsOwnedAndIdle(t *testing.T) {
 	n.awaitWake(t, 1)
 
 	watch := pg.SQL(t)
-	pid := (<-n.conns).PgConn().PID()
+	pid := latest(n.conns).PgConn().PID()
 	const idle = `SELECT state = 'idle' AND xact_start IS NULL AND backend_xmin IS NULL FROM pg_stat_activity WHERE pid = $1`
 	if !query[bool](t, watch, idle, pid) {
 		t.Error("the listening connection is in a transaction")
@@ -271,7 +279,7 @@ func TestListeningSurvivesTerminationAndRestart(t *testing.T) {
 		await(t, n.states, engine.Push)
 		await(t, n.all, struct{}{})
 		n.awaitWake(t, round)
-		pid := (<-n.conns).PgConn().PID()
+		pid := latest(n.conns).PgConn().PID()
 		if round == 1 {
 			if err := srv.Restart(pgserver.Fast); err != nil {
 				t.Fatal(err)
@@ -301,7 +309,7 @@ func TestHalfOpenConnectionIsReplaced(t *testing.T) {
 	await(t, n.states, engine.Push)
 	await(t, n.all, struct{}{})
 
-	old := <-p.links
+	old := latest(p.links)
 	old.swallow.Store(true)
 	await(t, n.states, engine.Degraded)
 	await(t, n.states, engine.Push)
@@ -329,6 +337,8 @@ func TestCommitsInTheGapAreFound(t *testing.T) {
 			return conn, err
 		}
 	})
+	<-gap // of the probe
+	proceed <- struct{}{}
 	for hash := range uint64(2) { // at the start, and after a disconnect
 		<-gap
 		lost := engine.EncodeWake(wake("orders", hash))
@@ -343,7 +353,7 @@ func TestCommitsInTheGapAreFound(t *testing.T) {
 		proceed <- struct{}{}
 		await(t, n.all, struct{}{})
 		await(t, n.states, engine.Push)
-		query[bool](t, n.pool, `SELECT pg_terminate_backend($1)`, (<-n.conns).PgConn().PID())
+		query[bool](t, n.pool, `SELECT pg_terminate_backend($1)`, latest(n.conns).PgConn().PID())
 	}
 	close(proceed)
 	<-gap
@@ -401,6 +411,13 @@ func TestConnectFunc(t *testing.T) {
 		if err := conn.Close(t.Context()); err != nil {
 			t.Error(err)
 		}
+	}
+	standby, err := listener.ConnectFunc(pg.DSN + "&target_session_attrs=standby")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := standby(t.Context()); err == nil {
+		t.Error("the DSN asks for a standby, and the primary was taken")
 	}
 	if _, err := listener.ConnectFunc("postgres://user:secret@:port"); err == nil || strings.Contains(err.Error(), "secret") {
 		t.Errorf("error for a bad DSN: %v", err)
