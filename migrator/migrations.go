@@ -12,7 +12,7 @@ import (
 // version from 1 to it there is a pair of files in sql.
 const latest = 1
 
-// Indexes of the message table, by what tables.Name.Derived appends. In the
+// Indexes of the message table, by what tables.Name.Index appends. In the
 // files a suffix without its underscore, in braces, stands for the index.
 var suffixes = []string{"_ready", "_due", "_failed", "_dead", "_dead_at", "_delivered"}
 

@@ -112,7 +112,7 @@ func (s *state) readMeta(ctx context.Context, q querier) error {
 	row := q.QueryRowContext(ctx, "SELECT coalesce(schema_version, 0), coalesce(installation, '') FROM "+s.name.Meta()+" WHERE outbox = ''")
 	err := row.Scan(&s.version, &s.installation)
 	if err != nil && !errors.Is(err, sql.ErrNoRows) {
-		return fmt.Errorf("read version: %w", err)
+		return fmt.Errorf("read version from %s: %w", s.name.Meta(), err)
 	}
 	return nil
 }
@@ -121,9 +121,9 @@ func (postgres) columns(ctx context.Context, q querier, name tables.Name, table 
 	found := map[string]column{}
 	name.Table = table
 	err := collect(ctx, q, func(rows *sql.Rows) error {
-		var column column
-		err := rows.Scan(&column.name, &column.typ, &column.notNull)
-		found[column.name] = column
+		var c column
+		err := rows.Scan(&c.name, &c.typ, &c.notNull)
+		found[c.name] = c
 		return err
 	}, `SELECT attname, pg_catalog.format_type(atttypid, atttypmod), attnotnull
 		FROM pg_catalog.pg_attribute
@@ -137,10 +137,12 @@ func (postgres) columns(ctx context.Context, q querier, name tables.Name, table 
 func (postgres) indexes(ctx context.Context, q querier, name tables.Name) (map[string]index, error) {
 	found := map[string]index{}
 	err := collect(ctx, q, func(rows *sql.Rows) error {
-		var name string
-		var index index
-		err := rows.Scan(&name, &index.invalid, &index.partial, &index.columns)
-		found[name] = index
+		var (
+			name string
+			i    index
+		)
+		err := rows.Scan(&name, &i.invalid, &i.partial, &i.columns)
+		found[name] = i
 		return err
 	}, `SELECT c.relname, NOT (i.indisvalid AND i.indisready), i.indpred IS NOT NULL, coalesce((
 			SELECT string_agg(a.attname, ', ' ORDER BY k.n)

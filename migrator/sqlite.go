@@ -70,12 +70,12 @@ func (sqlite) prepare(context.Context, querier, Config) error { return nil }
 
 func (sqlite) state(ctx context.Context, q querier, cfg Config) (state, error) {
 	s := state{name: cfg.name()}
-	const find = `SELECT count(*) > 0 FROM sqlite_master WHERE type = 'table' AND name = ? COLLATE NOCASE`
+	const find = `SELECT coalesce(max(name = ? COLLATE NOCASE), 0), coalesce(max(name = ? COLLATE NOCASE), 0)
+		FROM sqlite_master WHERE type = 'table'`
 	var meta bool
-	for table, found := range map[string]*bool{s.name.Table: &s.messages, s.name.MetaName(): &meta} {
-		if err := q.QueryRowContext(ctx, find, table).Scan(found); err != nil {
-			return state{}, fmt.Errorf("look for the tables: %w", err)
-		}
+	err := q.QueryRowContext(ctx, find, s.name.Table, s.name.MetaName()).Scan(&s.messages, &meta)
+	if err != nil {
+		return state{}, fmt.Errorf("look for the tables: %w", err)
 	}
 	if !meta {
 		return s, nil
@@ -86,9 +86,9 @@ func (sqlite) state(ctx context.Context, q querier, cfg Config) (state, error) {
 func (sqlite) columns(ctx context.Context, q querier, _ tables.Name, table string) (map[string]column, error) {
 	found := map[string]column{}
 	err := collect(ctx, q, func(rows *sql.Rows) error {
-		var column column
-		err := rows.Scan(&column.name, &column.typ, &column.notNull)
-		found[column.name] = column
+		var c column
+		err := rows.Scan(&c.name, &c.typ, &c.notNull)
+		found[c.name] = c
 		return err
 	}, `SELECT name, lower(type), "notnull" FROM pragma_table_info(?)`, table)
 	if err != nil {
@@ -100,10 +100,12 @@ func (sqlite) columns(ctx context.Context, q querier, _ tables.Name, table strin
 func (sqlite) indexes(ctx context.Context, q querier, name tables.Name) (map[string]index, error) {
 	found := map[string]index{}
 	err := collect(ctx, q, func(rows *sql.Rows) error {
-		var name string
-		var index index
-		err := rows.Scan(&name, &index.partial, &index.columns)
-		found[name] = index
+		var (
+			name string
+			i    index
+		)
+		err := rows.Scan(&name, &i.partial, &i.columns)
+		found[name] = i
 		return err
 	}, `SELECT l.name, l.partial, (
 			SELECT group_concat(name, ', ') FROM (SELECT name FROM pragma_index_info(l.name) ORDER BY seqno))

@@ -131,7 +131,7 @@ func (m *Migrator) drift(ctx context.Context, name tables.Name) ([]string, error
 		return nil, err
 	}
 	for _, want := range messageIndexes {
-		drift = append(drift, want.compare(name.Derived(want.suffix), found)...)
+		drift = append(drift, want.compare(name.IndexName(want.suffix), found)...)
 	}
 	return drift, nil
 }

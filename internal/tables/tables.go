@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"strings"
+	"unicode"
 	"unicode/utf8"
 )
 
@@ -21,18 +22,26 @@ type Name struct {
 	Table  string
 }
 
-// Validate says what is wrong with the name, or nil.
+// Validate says what is wrong with the name, or nil. Any characters will do but
+// control characters.
 func (n Name) Validate() error {
 	if n.Table == "" {
 		return errors.New("table name is empty")
 	}
-	for what, s := range map[string]string{"table": n.Table, "schema": n.Schema} {
-		switch {
-		case len(s) > MaxName:
-			return fmt.Errorf("%s name %q has %d bytes; the database would cut it to %d", what, s, len(s), MaxName)
-		case !utf8.ValidString(s) || strings.ContainsRune(s, 0):
-			return fmt.Errorf("%s name %q is not valid UTF-8 without NUL", what, s)
-		}
+	if err := validate("table", n.Table); err != nil {
+		return err
+	}
+	return validate("schema", n.Schema)
+}
+
+func validate(what, s string) error {
+	switch {
+	case len(s) > MaxName:
+		return fmt.Errorf("%s name %q has %d bytes; the database would cut it to %d", what, s, len(s), MaxName)
+	case !utf8.ValidString(s):
+		return fmt.Errorf("%s name %q is not valid UTF-8", what, s)
+	case strings.ContainsFunc(s, unicode.IsControl):
+		return fmt.Errorf("%s name %q has control characters", what, s)
 	}
 	return nil
 }
@@ -63,9 +72,13 @@ func (n Name) Derived(suffix string) string {
 	return fmt.Sprintf("%s_%08x%s", n.Table[:cut], h.Sum32(), suffix)
 }
 
-// Index is the name of an index of the table, quoted for CREATE INDEX (which
-// takes no schema).
-func (n Name) Index(suffix string) string { return Quote(n.Derived(suffix)) }
+// IndexName is the unquoted name of an index of the table. It ends in _idx,
+// because indexes share a namespace with tables: an application whose outbox is
+// "orders" may well have a table "orders_dead".
+func (n Name) IndexName(suffix string) string { return n.Derived(suffix + "_idx") }
+
+// Index is the same, quoted for CREATE INDEX (which takes no schema).
+func (n Name) Index(suffix string) string { return Quote(n.IndexName(suffix)) }
 
 func (n Name) qualify(name string) string {
 	if n.Schema == "" {
