@@ -3,6 +3,7 @@ package migrator
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"time"
@@ -24,7 +25,7 @@ type database interface {
 	// locked runs fn in a transaction in which no other migrator works on the
 	// same tables. fn sees what those before it have committed, and may be
 	// called again after a transient error.
-	locked(ctx context.Context, db *sql.DB, cfg Config, fn func(querier) error) error
+	locked(ctx context.Context, db *sql.DB, cfg Config, fn func(context.Context, querier) error) error
 	// prepare makes what version 1 presupposes.
 	prepare(ctx context.Context, q querier, cfg Config) error
 	// transient tells whether it is worth trying again after err.
@@ -35,18 +36,26 @@ type database interface {
 	indexes(ctx context.Context, q querier, name tables.Name) (map[string]index, error)
 }
 
-// retry calls fn until it succeeds, fails for good, or ctx ends.
+// retry calls fn until it succeeds, fails for good, or ctx ends. An error after
+// the end of ctx is wrapped in that of ctx: drivers say many things then.
 func retry(ctx context.Context, transient func(error) bool, fn func() error) error {
 	const shortest, longest = 2 * time.Millisecond, 250 * time.Millisecond
 	for pause := shortest; ; pause = min(2*pause, longest) {
 		err := fn()
-		if err == nil || !transient(err) {
-			return err
+		if err == nil {
+			return nil
 		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("%w while %w", ctx.Err(), err)
-		case <-time.After(pause/2 + rand.N(pause)):
+		if transient(err) {
+			select {
+			case <-time.After(pause/2 + rand.N(pause)):
+			case <-ctx.Done():
+			}
+		}
+		switch ended := ctx.Err(); {
+		case ended != nil && !errors.Is(err, ended):
+			return fmt.Errorf("%w: %w", ended, err)
+		case ended != nil || !transient(err):
+			return err
 		}
 	}
 }

@@ -96,7 +96,7 @@ func (m *Migrator) up(ctx context.Context) error {
 	if !errors.Is(err, ErrNotMigrated) {
 		return err
 	}
-	return m.database.locked(ctx, m.db, m.config, func(q querier) error {
+	return m.database.locked(ctx, m.db, m.config, func(ctx context.Context, q querier) error {
 		s, err := m.database.state(ctx, q, m.config)
 		if err != nil {
 			return err
@@ -126,7 +126,7 @@ func (m *Migrator) up(ctx context.Context) error {
 // delivered are lost. It keeps the schema. Where there are no tables of the
 // outbox it does nothing.
 func (m *Migrator) Down(ctx context.Context) error {
-	err := m.database.locked(ctx, m.db, m.config, func(q querier) error {
+	err := m.database.locked(ctx, m.db, m.config, func(ctx context.Context, q querier) error {
 		s, err := m.database.state(ctx, q, m.config)
 		if err != nil {
 			return err

@@ -37,7 +37,7 @@ type postgres struct{}
 // The isolation level is asked for, because the snapshot must be newer than
 // the lock. A statement that waits for a lock on a live table makes everybody
 // wait who comes after it, so it gives up after a second and lets them pass.
-func (p postgres) locked(ctx context.Context, db *sql.DB, cfg Config, fn func(querier) error) error {
+func (p postgres) locked(ctx context.Context, db *sql.DB, cfg Config, fn func(context.Context, querier) error) error {
 	return retry(ctx, p.transient, func() error {
 		tx, err := db.BeginTx(ctx, &sql.TxOptions{Isolation: sql.LevelReadCommitted})
 		if err != nil {
@@ -52,7 +52,7 @@ func (p postgres) locked(ctx context.Context, db *sql.DB, cfg Config, fn func(qu
 		if _, err := tx.ExecContext(ctx, "SET LOCAL lock_timeout = '1s'"); err != nil {
 			return fmt.Errorf("set lock_timeout: %w", err)
 		}
-		if err := fn(tx); err != nil {
+		if err := fn(ctx, tx); err != nil {
 			return err
 		}
 		if err := tx.Commit(); err != nil {

@@ -24,21 +24,31 @@ type sqlite struct{}
 // locked is a transaction that is a writer from its beginning. It is begun by
 // hand, on one connection, because not every driver can be asked for that; one
 // that began as a reader could fail to become a writer.
-func (s sqlite) locked(ctx context.Context, db *sql.DB, _ Config, fn func(querier) error) error {
+//
+// The end of ctx is looked at between statements and not left to the driver.
+// glebarez/go-sqlite leaves a statement out and reports success if the context
+// ends just before it: a lost BEGIN would leave the rest without a transaction,
+// a lost COMMIT the pool with a locked database.
+func (s sqlite) locked(ctx context.Context, db *sql.DB, _ Config, fn func(context.Context, querier) error) error {
 	return retry(ctx, s.transient, func() error {
 		c, err := db.Conn(ctx)
 		if err != nil {
 			return fmt.Errorf("take a connection: %w", err)
 		}
 		defer c.Close()
-		if _, err := c.ExecContext(ctx, "BEGIN IMMEDIATE"); err != nil {
+		uncancelled := context.WithoutCancel(ctx)
+		if _, err := c.ExecContext(uncancelled, "BEGIN IMMEDIATE"); err != nil {
 			return fmt.Errorf("begin: %w", err)
 		}
-		if err := fn(c); err != nil {
-			return errors.Join(err, rollback(ctx, c))
+		err = fn(uncancelled, c)
+		if err == nil {
+			err = ctx.Err()
 		}
-		if _, err := c.ExecContext(ctx, "COMMIT"); err != nil {
-			return errors.Join(fmt.Errorf("commit: %w", err), rollback(ctx, c))
+		if err != nil {
+			return errors.Join(err, rollback(uncancelled, c))
+		}
+		if _, err := c.ExecContext(uncancelled, "COMMIT"); err != nil {
+			return errors.Join(fmt.Errorf("commit: %w", err), rollback(uncancelled, c))
 		}
 		return nil
 	})
@@ -48,7 +58,7 @@ func (s sqlite) locked(ctx context.Context, db *sql.DB, _ Config, fn func(querie
 // connection on which that does not work is closed, so that it does not take
 // the lock with it into the pool.
 func rollback(ctx context.Context, c *sql.Conn) error {
-	_, err := c.ExecContext(context.WithoutCancel(ctx), "ROLLBACK")
+	_, err := c.ExecContext(ctx, "ROLLBACK")
 	if err == nil || strings.Contains(err.Error(), "no transaction is active") {
 		return nil
 	}
