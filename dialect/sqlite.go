@@ -221,7 +221,7 @@ func (s *laneSet) release(l engine.Lane) {
 // liteTable is a message table with the statements that work on it.
 type liteTable struct {
 	table   tables.Name
-	fetch   map[fetchShape]string
+	fetch   map[fetchShape]fetchSQL
 	settle  settleSQL
 	probe   string
 	remap   remapSQL

@@ -13,7 +13,6 @@ import (
 	"github.com/gormoutbox/outbox/engine"
 )
 
-
 const (
 	excludeWait  = 5 * time.Second // long enough for the predecessor in a hot reload
 	excludeRetry = 50 * time.Millisecond

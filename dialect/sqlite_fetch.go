@@ -5,6 +5,7 @@ import (
 	"context"
 	"database/sql"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -12,10 +13,14 @@ import (
 	"github.com/gormoutbox/outbox/engine"
 )
 
-// A fetch is one statement, and so one snapshot: first a row that tells whether
-// the lane may be touched at all (the gate), then the retries, the other due
-// messages and the ready ones. Rows are read while SQLite finds them, so that
-// what follows a closed gate is never looked for.
+// A page is one statement, and so one snapshot: first a row that tells whether
+// the lane may be touched at all (the gate), then messages. Rows are read while
+// SQLite finds them, so that what follows a closed gate is never looked for.
+//
+// Ordinarily a lane has no message with a due time of its own: no retry, which
+// alone can block others, and no delayed one. The quick statement is for that,
+// and its gate tells whether it was right; otherwise the full one follows. Each
+// is prepared anew for each fetch, and the full one takes three times as long.
 //
 // ?1 is the outbox, ?2 the partition count, ?3 the partition, ?4 the time,
 // ?5 the limit, ?6 and ?7 the ids and groups to be skipped, as JSON arrays.
@@ -24,13 +29,13 @@ import (
 // empty, or full of dead messages, would choose to read the whole table.
 const (
 	fetchGate = `
-SELECT COALESCE((SELECT partitions FROM {meta} WHERE outbox = ?1), 1),
-	EXISTS (SELECT 1 FROM {meta} WHERE outbox = ?1 AND paused_at IS NOT NULL),
+SELECT COALESCE(facts.partitions, 1), facts.paused_at IS NOT NULL,
 	(SELECT scheduled_at FROM {messages} INDEXED BY {due}
-		WHERE {lane} AND status = 'pending' AND scheduled_at > ?4 ORDER BY scheduled_at LIMIT 1),
-	{stray},
-	(SELECT installation FROM {meta} WHERE outbox = ''),
-	NULL, NULL, NULL, NULL`
+		WHERE {lane} AND status = 'pending' AND scheduled_at {after} ORDER BY scheduled_at LIMIT 1),
+	{stray}, tables.installation, NULL, NULL, NULL, NULL
+FROM {meta} tables LEFT JOIN {meta} facts ON facts.outbox = ?1 WHERE tables.outbox = ''`
+	gateAny   = `IS NOT NULL`
+	gateAfter = `> ?4`
 
 	fetchRetries = `
 UNION ALL SELECT {columns} FROM {messages} WHERE id IN (
@@ -41,13 +46,13 @@ UNION ALL SELECT {columns} FROM {messages} WHERE id IN (
 	fetchDue = `
 UNION ALL SELECT * FROM (
 	SELECT {columns} FROM {messages} INDEXED BY {due}
-	WHERE {lane} AND status = 'pending' AND scheduled_at <= ?4 AND attempts = 0{failing}{skip}
+	WHERE {lane} AND status = 'pending' AND scheduled_at <= ?4 AND attempts = 0{blocked}{skip}
 	ORDER BY scheduled_at, id LIMIT ?5)`
 
 	fetchReady = `
 UNION ALL SELECT * FROM (
 	SELECT {columns} FROM {messages} INDEXED BY {ready}
-	WHERE {lane} AND status = 'pending' AND scheduled_at IS NULL{failing}{skip}
+	WHERE {lane} AND status = 'pending' AND scheduled_at IS NULL{blocked}{skip}
 	ORDER BY id LIMIT ?5)`
 
 	fetchColumns = `id, inserted_at, scheduled_at, attempts, group_key, type, headers, payload, last_error`
@@ -86,54 +91,61 @@ type fetchShape struct {
 	skip     bool
 }
 
-func newFetchSQL(names *strings.Replacer) map[fetchShape]string {
-	all := make(map[fetchShape]string)
+type fetchSQL struct{ quick, full string }
+
+func newFetchSQL(names *strings.Replacer) map[fetchShape]fetchSQL {
+	all := make(map[fetchShape]fetchSQL)
 	for _, ordering := range []engine.Ordering{engine.ByGroup, engine.Total, engine.None} {
 		for _, holdDead := range []bool{false, true} {
 			for _, skip := range []bool{false, true} {
 				shape := fetchShape{ordering, holdDead, skip}
-				all[shape] = names.Replace(shape.text())
+				all[shape] = shape.compose(names)
 			}
 		}
 	}
 	return all
 }
 
-// text composes the statement.
+// compose makes the statements.
 //
 // A due retry goes out without its group's later messages: they follow when it
 // has succeeded. So the page of a group is either its retry or what is ready,
 // and a page that ends within the retries cannot break the order.
-func (f fetchShape) text() string {
-	condition := notInGroups
+func (f fetchShape) compose(names *strings.Replacer) fetchSQL {
+	condition := ""
 	switch f.ordering {
+	case engine.ByGroup:
+		condition = notInGroups
 	case engine.Total:
 		condition = notAny
-	case engine.None:
-		condition = ""
 	}
-	waiting, failing, stray, skip := "", "", strayPending, ""
+	stray, waiting, failed, dead, skip := strayPending, "", "", "", ""
 	if condition != "" {
 		waiting = fmt.Sprintf(condition, waitingHere)
-		failing = fmt.Sprintf(condition, failedHere)
+		failed = fmt.Sprintf(condition, failedHere)
 		if f.holdDead {
-			dead := fmt.Sprintf(condition, deadHere)
-			waiting, failing, stray = waiting+dead, failing+dead, strayPending+" OR "+strayDead
+			dead = fmt.Sprintf(condition, deadHere)
+			stray += " OR " + strayDead
 		}
 	}
 	if f.skip {
 		skip = fetchSkip
 	}
-	text := strings.NewReplacer("{waiting}", waiting, "{failing}", failing, "{stray}", stray, "{skip}", skip).
-		Replace(fetchGate + fetchRetries + fetchDue + fetchReady)
-	return strings.NewReplacer("{lane}", fetchLane, "{columns}", fetchColumns).Replace(text)
+	fill := func(text, after, blocked string) string {
+		text = strings.NewReplacer("{after}", after, "{stray}", stray, "{waiting}", waiting+dead, "{blocked}", blocked, "{skip}", skip).Replace(text)
+		return names.Replace(strings.NewReplacer("{lane}", fetchLane, "{columns}", fetchColumns).Replace(text))
+	}
+	return fetchSQL{
+		quick: fill(fetchGate+fetchReady, gateAny, dead),
+		full:  fill(fetchGate+fetchRetries+fetchDue+fetchReady, gateAfter, failed+dead),
+	}
 }
 
 // fetch reads a page of the lane.
-func (s *SQLite) fetch(ctx context.Context, o *liteOutbox, lane engine.Lane, q engine.Query) (page engine.Page, err error) {
+func (s *SQLite) fetch(ctx context.Context, o *liteOutbox, lane engine.Lane, q engine.Query) (engine.Page, error) {
 	shape := fetchShape{ordering: q.Ordering, holdDead: q.HoldDead}
-	now := s.micros()
-	args := []any{lane.Outbox, int64(lane.Partitions), int64(lane.Partition), now, int64(q.Limit)}
+	r := fetchReader{lane: lane, query: q, now: s.micros()}
+	args := []any{lane.Outbox, int64(lane.Partitions), int64(lane.Partition), r.now, int64(q.Limit)}
 	if len(q.SkipIDs)+len(q.SkipGroups) > 0 {
 		shape.skip = true
 		args = append(args, jsonArray(q.SkipIDs), jsonArray(q.SkipGroups))
@@ -142,70 +154,84 @@ func (s *SQLite) fetch(ctx context.Context, o *liteOutbox, lane engine.Lane, q e
 	if !ok {
 		return engine.Page{}, fmt.Errorf("fetch: unknown ordering %d", q.Ordering)
 	}
-	err = retryBusy(ctx, func() error {
+	err := s.read(ctx, &r, text.quick, args)
+	if err == nil && r.page.State == engine.PageOpen && r.nextDue.Valid {
+		r.full = true
+		err = s.read(ctx, &r, text.full, args)
+	}
+	if err != nil {
+		return engine.Page{}, fmt.Errorf("fetch from %s: %w", o.table.Messages(), err)
+	}
+	return r.page, nil
+}
+
+func (s *SQLite) read(ctx context.Context, r *fetchReader, text string, args []any) error {
+	return retryBusy(ctx, func() error {
 		found, err := s.db.QueryContext(ctx, text, args...)
 		if err != nil {
 			return err
 		}
 		defer found.Close()
-		r := fetchReader{rows: found, lane: lane, query: q, now: now}
-		page, err = r.read()
-		return err
+		return r.read(found)
 	})
-	if err != nil {
-		return engine.Page{}, fmt.Errorf("fetch from %s: %w", o.table.Messages(), err)
-	}
-	return page, nil
 }
 
 // fetchReader makes a page of a fetch's rows.
 type fetchReader struct {
+	lane  engine.Lane
+	query engine.Query
+	now   int64
+	full  bool // the rows are of the full statement
+
+	page         engine.Page
 	rows         *sql.Rows
-	lane         engine.Lane
-	query        engine.Query
-	now          int64
 	installation string
+	nextDue      sql.NullInt64 // from the gate: of the quick statement, any due time
 }
 
-func (r *fetchReader) read() (engine.Page, error) {
-	page := engine.Page{Now: fromMicros(r.now), NextDue: -1}
-	nextDue, err := r.gate(&page)
-	if err != nil || page.State != engine.PageOpen {
-		return page, err
+func (r *fetchReader) read(rows *sql.Rows) error {
+	r.rows = rows
+	r.page = engine.Page{Now: fromMicros(r.now), NextDue: -1}
+	if err := r.gate(); err != nil {
+		return err
+	}
+	if r.page.State != engine.PageOpen || r.nextDue.Valid && !r.full {
+		return nil
 	}
 	due, ready, cut, err := r.messages()
 	if err != nil {
-		return page, err
+		return err
 	}
-	page.Envelopes, page.More = merge(due, ready, r.query)
-	page.More = page.More || cut
-	if !page.More && nextDue.Valid {
-		page.NextDue = time.Duration(nextDue.Int64-r.now) * time.Microsecond
+	r.page.Envelopes, r.page.More = merge(due, ready, r.query)
+	r.page.More = r.page.More || cut
+	if !r.page.More && r.nextDue.Valid {
+		r.page.NextDue = time.Duration(r.nextDue.Int64-r.now) * time.Microsecond
 	}
-	return page, nil
+	return nil
 }
 
 // gate reads the first row.
-func (r *fetchReader) gate(page *engine.Page) (nextDue sql.NullInt64, err error) {
+func (r *fetchReader) gate() error {
+	if !r.rows.Next() {
+		return cmp.Or(r.rows.Err(), errNoMeta)
+	}
 	var partitions int
 	var paused, stray bool
 	var unused any
-	var installation sql.NullString
-	if !r.rows.Next() {
-		return nextDue, cmp.Or(r.rows.Err(), sql.ErrNoRows)
-	}
-	err = r.rows.Scan(&partitions, &paused, &nextDue, &stray, &installation, &unused, &unused, &unused, &unused)
-	r.installation = installation.String
+	err := r.rows.Scan(&partitions, &paused, &r.nextDue, &stray, &r.installation, &unused, &unused, &unused, &unused)
 	switch {
 	case paused:
-		page.State = engine.PagePaused
+		r.page.State = engine.PagePaused
 	case partitions != r.lane.Partitions:
-		page.State = engine.PageMoved
+		r.page.State = engine.PageMoved
 	case stray:
-		page.State = engine.PageStray
+		r.page.State = engine.PageStray
 	}
-	return nextDue, err
+	return err
 }
+
+// errNoMeta says that the meta table lacks the row that the migrator writes.
+var errNoMeta = errors.New("the meta table has no row about the table itself")
 
 // messages reads the rows after the gate. Of each list it keeps no more than
 // what alone fills a page; once the ready ones, which are the last, have done
