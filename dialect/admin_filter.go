@@ -131,18 +131,22 @@ func (s Status) sources() []source {
 	return []source{sourceReady, sourceScheduled, sourceDelivered, sourceDead}
 }
 
-// selectFrom adds a query of up to limit messages of an outbox that are in one
-// of the sources and meet the condition, in the order of their ids.
-func (s *statement) selectFrom(columns string, sources []source, condition string, descending bool, limit int) {
-	order := fmt.Sprintf("ORDER BY id LIMIT %d", limit)
-	if descending {
-		order = fmt.Sprintf("ORDER BY id DESC LIMIT %d", limit)
-	}
+// selectIDs adds a query of the ids of up to limit messages of an outbox that are
+// in one of the sources and meet the condition, in their order.
+func (s *statement) selectIDs(sources []source, condition string, descending bool, limit int) {
+	order := fmt.Sprintf("%s LIMIT %d", orderByID(descending), limit)
 	for i, source := range sources {
 		if i > 0 {
 			s.add("\nUNION ALL ")
 		}
-		s.addf("SELECT * FROM (SELECT %s FROM {messages} WHERE %s AND %s %s) AS s%d", columns, string(source), condition, order, i)
+		s.addf("SELECT * FROM (SELECT id FROM {messages} WHERE %s AND %s %s) AS s%d", source, condition, order, i)
 	}
 	s.add("\n" + order)
+}
+
+func orderByID(descending bool) string {
+	if descending {
+		return "ORDER BY id DESC"
+	}
+	return "ORDER BY id"
 }

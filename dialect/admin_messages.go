@@ -84,17 +84,8 @@ func (a *Admin) Messages(ctx context.Context, q MessageQuery) (MessagePage, erro
 	if err := q.validate(); err != nil {
 		return MessagePage{}, err
 	}
-	s := a.statement(name)
-	condition := "outbox = " + s.arg(q.Outbox) + q.Filter.condition(s)
-	switch {
-	case q.After > 0 && q.Descending:
-		condition += " AND id < " + s.arg(q.After)
-	case q.After > 0:
-		condition += " AND id > " + s.arg(q.After)
-	}
-	s.selectFrom(messageColumns(a.syntax, q.Payload), q.Filter.Status.sources(), condition, q.Descending, q.Limit+1)
-
 	var page MessagePage
+	s := q.statement(a.statement(name))
 	err = a.syntax.read(ctx, false, func(tx engine.Tx) error {
 		page.Messages = nil
 		return s.query(ctx, tx, func(rows *sql.Rows) error {
@@ -124,9 +115,24 @@ func (q *MessageQuery) validate() error {
 	return q.Filter.validate()
 }
 
+// statement completes s. It reads nothing but ids until it knows the page.
+func (q *MessageQuery) statement(s *statement) *statement {
+	condition := "outbox = " + s.arg(q.Outbox) + q.Filter.condition(s)
+	switch {
+	case q.After > 0 && q.Descending:
+		condition += " AND id < " + s.arg(q.After)
+	case q.After > 0:
+		condition += " AND id > " + s.arg(q.After)
+	}
+	s.add("SELECT " + messageColumns(s.syntax, q.Payload) + " FROM {messages} WHERE id IN (SELECT id FROM (")
+	s.selectIDs(q.Filter.Status.sources(), condition, q.Descending, q.Limit+1)
+	s.add(") AS page) " + orderByID(q.Descending))
+	return s
+}
+
 func messageColumns(syntax adminSyntax, payload bool) string {
-	columns := fmt.Sprintf(`id, partition, partitions, group_key, type, CAST(headers AS text) AS headers, status, attempts, last_error,
-	%s AS inserted_at, %s AS scheduled_at, %s AS delivered_at, %s AS dead_at, %s AS payload_bytes`,
+	columns := fmt.Sprintf(`id, partition, partitions, group_key, type, CAST(headers AS text), status, attempts, last_error,
+	%s, %s, %s, %s, %s`,
 		syntax.micros("inserted_at"), syntax.micros("scheduled_at"), syntax.micros("delivered_at"), syntax.micros("dead_at"), syntax.size("payload"))
 	if payload {
 		columns += ", payload"

@@ -40,8 +40,9 @@ func (pgAdmin) micros(instant string) string {
 	return "(extract(epoch FROM " + instant + ") * 1000000)::bigint"
 }
 
-// Ids travel as text, which every driver and protocol can send.
-func (pgAdmin) amongIDs(arg string) string { return "id = ANY(" + arg + "::text::bigint[])" }
+// Ids travel as text, which every driver and protocol can send. The cast is the
+// parameter's type, so that the planner sees the list.
+func (pgAdmin) amongIDs(arg string) string { return "id = ANY(" + arg + "::bigint[])" }
 func (pgAdmin) idList(ids []int64) string  { return array(false, ids).(string) }
 
 func (pgAdmin) contains(column, arg string) string {
@@ -117,7 +118,7 @@ func sqlState(err error) string {
 // pgOwners finds the locks of the outboxes $1, whose parts of the keys are $2.
 const pgOwners = `
 SELECT k.outbox, l.objid::bigint, l.pid, COALESCE(a.application_name, ''), COALESCE(host(a.client_addr), '')
-FROM unnest($1::text[], $2::text::bigint[]) AS k(outbox, hash)
+FROM unnest($1::text[], $2::bigint[]) AS k(outbox, hash)
 JOIN pg_catalog.pg_locks l ON l.locktype = 'advisory' AND l.objsubid = 2 AND l.granted
 	AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database())
 	AND l.classid::bigint = (%s::regclass::oid::bigint # k.hash)::bit(32)::bigint

@@ -34,7 +34,7 @@ const (
 // the primary key, can give the order.
 const (
 	laneText  = `outbox = {outbox} AND partitions = k / 65536 AND partition >= k % 65536 AND partition <= k % 65536`
-	countText = `(SELECT count(*) FROM (SELECT 1 FROM {from} WHERE {lane} AND {source}{and} LIMIT {max}) AS c)`
+	countText = `(SELECT count(*) FROM (SELECT 1 FROM {from} WHERE {lane} AND {source}{and} ORDER BY partition LIMIT {max}) AS c)`
 
 	// The messages at the head of the lane with the instant since when each
 	// could have been delivered. That of a dead message that was retried is
@@ -47,7 +47,7 @@ const (
 		WHERE {lane} AND status = 'pending' AND scheduled_at <= {now} ORDER BY partition, scheduled_at, id LIMIT {max}) AS d
 	) AS h{unblocked})`
 
-	groupsText = `SELECT * FROM (SELECT {group} AS g FROM {from} WHERE {lane} AND {source} LIMIT {max}) AS c`
+	blockersText = `SELECT * FROM (SELECT {group} AS g FROM {from} WHERE {lane} AND {source}{and} ORDER BY partition LIMIT {max}) AS c`
 )
 
 // statsSQL composes statements for one outbox of a table.
@@ -103,16 +103,20 @@ func (q OutboxQuery) blockers() []source {
 	return []source{sourceFailed}
 }
 
-// blocked counts the groups of the lane that are blocked. In Total order the
-// lane is one group.
-func (q statsSQL) blocked() string {
+// blockersIn selects the groups of up to limit blockers in the lane.
+func (q statsSQL) blockersIn(s source, and string, limit int) string {
 	group := "group_key"
 	if q.query.Ordering == engine.Total {
-		group = "1"
+		group = "1" // the lane is one group
 	}
+	return q.fill(blockersText, s, "{group}", group, "{and}", and, "{max}", fmt.Sprint(limit))
+}
+
+// blocked counts the groups of the lane that are blocked.
+func (q statsSQL) blocked() string {
 	var heads []string
 	for _, s := range q.query.blockers() {
-		heads = append(heads, q.fill(groupsText, s, "{group}", group, "{max}", fmt.Sprint(MaxBlockedCounted)))
+		heads = append(heads, q.blockersIn(s, "", MaxBlockedCounted))
 	}
 	if len(heads) == 0 {
 		return "0"
@@ -130,11 +134,11 @@ func (q statsSQL) unblocked() string {
 		if s == sourceFailed {
 			waiting = " AND scheduled_at > {now}"
 		}
-		text := "group_key NOT IN (SELECT group_key FROM {from} WHERE {lane} AND {source}{waiting} AND group_key IS NOT NULL)"
 		if q.query.Ordering == engine.Total {
-			text = "NOT EXISTS (SELECT 1 FROM {from} WHERE {lane} AND {source}{waiting})"
+			conditions = append(conditions, "NOT EXISTS ("+q.blockersIn(s, waiting, 1)+")")
+		} else {
+			conditions = append(conditions, "group_key NOT IN ("+q.blockersIn(s, waiting+" AND group_key IS NOT NULL", MaxCounted)+")")
 		}
-		conditions = append(conditions, q.fill(text, s, "{waiting}", waiting))
 	}
 	switch {
 	case len(conditions) == 0:
