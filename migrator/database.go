@@ -36,8 +36,7 @@ type database interface {
 	indexes(ctx context.Context, q querier, name tables.Name) (map[string]index, error)
 }
 
-// retry calls fn until it succeeds, fails for good, or ctx ends. An error after
-// the end of ctx is wrapped in that of ctx: drivers say many things then.
+// retry calls fn until it succeeds, fails for good, or ctx ends.
 func retry(ctx context.Context, transient func(error) bool, fn func() error) error {
 	const shortest, longest = 2 * time.Millisecond, 250 * time.Millisecond
 	for pause := shortest; ; pause = min(2*pause, longest) {
@@ -45,19 +44,30 @@ func retry(ctx context.Context, transient func(error) bool, fn func() error) err
 		if err == nil {
 			return nil
 		}
-		if transient(err) {
-			select {
-			case <-time.After(pause/2 + rand.N(pause)):
-			case <-ctx.Done():
-			}
-		}
-		switch ended := ctx.Err(); {
-		case ended != nil && !errors.Is(err, ended):
-			return fmt.Errorf("%w: %w", ended, err)
-		case ended != nil || !transient(err):
-			return err
+		if !transient(err) || !wait(ctx, pause/2+rand.N(pause)) {
+			return blame(ctx, err)
 		}
 	}
+}
+
+// wait returns false if ctx ends first.
+func wait(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(d):
+		return true
+	}
+}
+
+// blame wraps an error after the end of ctx in that of ctx: drivers say many
+// things then.
+func blame(ctx context.Context, err error) error {
+	ended := ctx.Err()
+	if ended == nil || errors.Is(err, ended) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", ended, err)
 }
 
 // collect calls scan for each row of a query.
