@@ -69,6 +69,9 @@ type Query struct {
 	// suspicion while a worker narrows down a failing batch. Both are short.
 	SkipGroups []string
 	SkipIDs    []int64
+	// Lease is how long a delivery may last: the time after which a storage
+	// that can tell may take the ownership from an owner that does nothing.
+	Lease time.Duration
 }
 
 // PageState says why a page may be empty.

@@ -234,6 +234,7 @@ func (w *worker) query() Query {
 		HoldDead:   w.config.AfterDead == HoldGroup,
 		SkipGroups: w.health.groups,
 		SkipIDs:    w.health.ids,
+		Lease:      w.config.DeliverTimeout + abandonGrace,
 	}
 }
 
