@@ -1,0 +1,316 @@
+package gormoutbox_test
+
+import (
+	"errors"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"weak"
+
+	"gorm.io/gorm"
+
+	"github.com/gormoutbox/outbox/gormoutbox"
+	"github.com/gormoutbox/outbox/internal/testdb"
+)
+
+var errRollBack = errors.New("roll back")
+
+// C04
+func TestFunctionsRunAfterTheCommit(t *testing.T) {
+	t.Parallel()
+	onEach(t, func(t *testing.T, b *bench) {
+		db := b.open(t, gorm.Config{}, testdb.PoolSize(1))
+		var c calls
+		var seen []string
+		tx := db.Begin()
+		c.add(t, tx, "first")
+		// On the only connection: it must be free.
+		from(t, tx).OnCommit(func() { seen = names(t, db) })
+		c.add(t, tx, "second")
+		if err := tx.Create(&Row{Name: "third"}).Error; err != nil { // GORM's own end of a transaction
+			t.Fatal(err)
+		}
+		c.want(t)
+		if err := tx.Commit().Error; err != nil {
+			t.Fatal(err)
+		}
+		c.want(t, "first", "second")
+		if want := []string{"first", "second", "third"}; !slices.Equal(seen, want) {
+			t.Errorf("a function saw the rows %q, want %q", seen, want)
+		}
+		if tx.Commit().Error == nil {
+			t.Error("the second commit succeeded")
+		}
+		tx.Rollback()
+		c.want(t, "first", "second")
+	})
+}
+
+func TestFunctionsOfATransactionClosure(t *testing.T) {
+	t.Parallel()
+	onEach(t, func(t *testing.T, b *bench) {
+		db := b.open(t, gorm.Config{})
+		var c calls
+		err := db.Transaction(func(tx *gorm.DB) error {
+			c.add(t, tx, "one")
+			c.add(t, tx.WithContext(t.Context()).Session(&gorm.Session{PrepareStmt: true}), "two")
+			return tx.Transaction(func(tx *gorm.DB) error {
+				c.add(t, tx, "three")
+				return nil
+			})
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.wantBoth(t, db, "one", "two", "three")
+	})
+}
+
+// C04, C06
+func TestNoFunctionsWithoutACommit(t *testing.T) {
+	t.Parallel()
+	onEach(t, func(t *testing.T, b *bench) {
+		db := b.open(t, gorm.Config{}, testdb.PoolSize(1))
+		var c calls
+
+		tx := db.Begin()
+		c.add(t, tx, "rolled back")
+		tx.Rollback()
+		tx.Commit()
+
+		_ = db.Transaction(func(tx *gorm.DB) error {
+			c.add(t, tx, "error")
+			return errRollBack
+		})
+		func() {
+			defer func() { _ = recover() }()
+			_ = db.Transaction(func(tx *gorm.DB) error {
+				c.add(t, tx, "panic")
+				panic("request handler")
+			})
+		}()
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			_ = db.Transaction(func(tx *gorm.DB) error {
+				c.add(t, tx, "exit")
+				runtime.Goexit()
+				return nil
+			})
+		}()
+		<-done
+		c.wantBoth(t, db) // on the one connection: nothing was left open
+	})
+}
+
+// C06
+func TestBeginThatNobodyFinishes(t *testing.T) {
+	t.Parallel()
+	onEach(t, func(t *testing.T, b *bench) {
+		db := b.open(t, gorm.Config{}, testdb.PoolSize(2))
+		var c calls
+		tx := db.Begin()
+		from(t, tx).OnCommit(c.call("leaked"))
+		err := db.Transaction(func(other *gorm.DB) error {
+			c.add(t, other, "other")
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.wantBoth(t, db, "other")
+		tx.Rollback()
+		c.want(t, "other")
+	})
+}
+
+// C07
+func TestNoFunctionsAfterAnAbortedTransaction(t *testing.T) {
+	t.Parallel()
+	onEach(t, func(t *testing.T, b *bench) {
+		if !b.postgres {
+			t.Skip("a failed statement does not abort a transaction of SQLite")
+		}
+		db := b.open(t, gorm.Config{})
+		var c calls
+		bad := func(tx *gorm.DB) error {
+			_, err := from(t, tx).ExecContext(t.Context(), "INSERT INTO rows (name) VALUES ($1)", "\xff")
+			if err == nil {
+				t.Error("bad UTF-8 was stored")
+			}
+			return err
+		}
+		err := db.Transaction(func(tx *gorm.DB) error {
+			c.add(t, tx, "lost")
+			_ = bad(tx)
+			return nil
+		})
+		if err == nil {
+			t.Error("the commit of an aborted transaction succeeded")
+		}
+		c.wantBoth(t, db)
+
+		err = db.Transaction(func(tx *gorm.DB) error {
+			c.add(t, tx, "kept")
+			_ = tx.Transaction(func(tx *gorm.DB) error {
+				c.add(t, tx, "dropped")
+				return bad(tx)
+			})
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.wantBoth(t, db, "kept")
+	})
+}
+
+func TestNoFunctionsAfterAFailedCommit(t *testing.T) {
+	t.Parallel()
+	onEach(t, func(t *testing.T, b *bench) {
+		if !b.postgres {
+			t.Skip("database/sql hands the connection back with SQLite's transaction open")
+		}
+		db := b.open(t, gorm.Config{})
+		err := db.Exec("CREATE TABLE deferred (name text UNIQUE DEFERRABLE INITIALLY DEFERRED)").Error
+		if err != nil {
+			t.Fatal(err)
+		}
+		var c calls
+		tx := db.Begin()
+		c.add(t, tx, "lost")
+		if err := tx.Exec("INSERT INTO deferred VALUES ('a'), ('a')").Error; err != nil {
+			t.Fatal(err)
+		}
+		if tx.Commit().Error == nil {
+			t.Error("the commit succeeded")
+		}
+		tx.Commit()
+		c.wantBoth(t, db)
+	})
+}
+
+func TestAPanicDoesNotHideTheCommit(t *testing.T) {
+	t.Parallel()
+	onEach(t, func(t *testing.T, b *bench) {
+		log := newRecorder()
+		db := b.open(t, gorm.Config{Logger: log})
+		var c calls
+		err := db.Transaction(func(tx *gorm.DB) error {
+			c.add(t, tx, "before")
+			from(t, tx).OnCommit(func() { panic("of a function") })
+			c.add(t, tx, "after")
+			return nil
+		})
+		if err != nil {
+			t.Errorf("the commit returned %v", err)
+		}
+		c.wantBoth(t, db, "before", "after")
+		if len(log.errors) != 1 || !strings.Contains(log.errors[0], "of a function") || !strings.Contains(log.errors[0], "commit_test.go") {
+			t.Errorf("logged %q, want the panic with its stack", log.errors)
+		}
+	})
+}
+
+func TestOnCommitAfterTheEnd(t *testing.T) {
+	t.Parallel()
+	onEach(t, func(t *testing.T, b *bench) {
+		db := b.open(t, gorm.Config{})
+		var c calls
+		tx := db.Begin()
+		own := from(t, tx)
+		own.OnCommit(func() { own.OnCommit(c.call("within")) })
+		if err := tx.Commit().Error; err != nil {
+			t.Fatal(err)
+		}
+		own.OnCommit(c.call("after"))
+		tx.Commit()
+		c.want(t)
+	})
+}
+
+// Hooked adds in a model hook.
+type Hooked struct {
+	ID   int64
+	Name string
+	add  func(tx *gorm.DB) error
+}
+
+func (h *Hooked) AfterCreate(tx *gorm.DB) error { return h.add(tx) }
+
+// C11
+func TestHandleOfAModelHook(t *testing.T) {
+	t.Parallel()
+	onEach(t, func(t *testing.T, b *bench) {
+		for _, skip := range []bool{false, true} {
+			db := b.open(t, gorm.Config{SkipDefaultTransaction: skip})
+			if err := db.AutoMigrate(&Hooked{}); err != nil {
+				t.Fatal(err)
+			}
+			var c calls
+			for _, fails := range []error{nil, errRollBack} {
+				err := db.Create(&Hooked{add: func(tx *gorm.DB) error {
+					if skip {
+						refused(t, "hook without a transaction", tx, gormoutbox.ErrNotInTransaction)
+						return nil
+					}
+					c.add(t, tx, "hook")
+					return fails
+				}}).Error
+				if !skip && !errors.Is(err, fails) {
+					t.Fatalf("Create = %v, want %v", err, fails)
+				}
+			}
+			if skip {
+				c.want(t)
+				continue
+			}
+			c.wantBoth(t, db, "hook") // of the first, which succeeded
+			if err := db.Where("1 = 1").Delete(&Row{}).Error; err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+}
+
+// Nothing of a transaction outlives it, or the savepoint it belongs to.
+func TestFunctionsAreForgotten(t *testing.T) {
+	t.Parallel()
+	for name, end := range map[string]func(tx *gorm.DB){
+		"commit":    func(tx *gorm.DB) { tx.Commit() },
+		"rollback":  func(tx *gorm.DB) { tx.Rollback() },
+		"savepoint": func(tx *gorm.DB) { tx.RollbackTo("s") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := testdb.SQLite(t).Gorm(t)
+			if err := gormoutbox.Install(db); err != nil {
+				t.Fatal(err)
+			}
+			tx := db.Begin()
+			defer tx.Rollback()
+			tx.SavePoint("s")
+			held := register(t, tx)
+			runtime.GC()
+			if held.Value() == nil {
+				t.Fatal("the function is gone before the end")
+			}
+			end(tx)
+			runtime.GC()
+			if held.Value() != nil {
+				t.Error("the function is still held")
+			}
+			runtime.KeepAlive(tx)
+		})
+	}
+}
+
+// register adds a function to tx and returns a value that only the function
+// holds.
+func register(t *testing.T, tx *gorm.DB) weak.Pointer[[64]byte] {
+	t.Helper()
+	held := new([64]byte)
+	from(t, tx).OnCommit(func() { held[0]++ })
+	return weak.Make(held)
+}
