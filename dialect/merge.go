@@ -17,8 +17,8 @@ func isUrgent(e *engine.Envelope) bool {
 // merge makes a page of what a fetch found: ready messages in the order of
 // their ids, and due ones, those with a due time of their own. Each list has at
 // most q.Limit messages; a list that is full may go on in the database. Neither
-// holds anything that is blocked. In particular no message is in them, except
-// retries, whose group has a retry that may be beyond the end of due.
+// holds anything that is blocked. Of a group that has a retry nothing but what
+// is urgent may be in them, for the retry may be beyond the end of due.
 //
 // Urgent messages come first, in the order of their due times. The other due
 // ones, delayed by their publisher, rank among the ready ones by their due time

@@ -34,6 +34,8 @@ type SQLite struct {
 	outboxes map[string]*liteOutbox
 	tables   []*liteTable // each once, in the order of their names
 	lanes    laneSet
+
+	excludeWait time.Duration
 }
 
 var (
@@ -47,7 +49,7 @@ func NewSQLite(db *sql.DB, cfg Config) (*SQLite, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, fmt.Errorf("sqlite storage: %w", err)
 	}
-	s := &SQLite{db: db, now: cfg.Now, outboxes: make(map[string]*liteOutbox, len(cfg.Outboxes))}
+	s := &SQLite{db: db, now: cfg.Now, outboxes: make(map[string]*liteOutbox, len(cfg.Outboxes)), excludeWait: excludeWait}
 	if s.now == nil {
 		s.now = time.Now
 	}

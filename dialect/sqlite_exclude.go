@@ -37,7 +37,7 @@ func (s *SQLite) Exclude(ctx context.Context) (release func() error, err error) 
 	if file == "" {
 		return held.release, nil
 	}
-	wait, cancel := context.WithTimeoutCause(ctx, excludeWait, engine.ErrAlreadyRunning)
+	wait, cancel := context.WithTimeoutCause(ctx, s.excludeWait, engine.ErrAlreadyRunning)
 	defer cancel()
 	for _, t := range s.tables {
 		hash := fnv.New64a()
