@@ -2,13 +2,16 @@ package gormoutbox_test
 
 import (
 	"context"
+	"database/sql"
 	"fmt"
 	"slices"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/glebarez/sqlite"
 	"go.uber.org/goleak"
+	"gorm.io/driver/postgres"
 	"gorm.io/gorm"
 	"gorm.io/gorm/logger"
 
@@ -28,23 +31,32 @@ type bench struct {
 	// and by a session; both together put a cache on a cache.
 	cached, session bool
 	gorm            func(...testdb.Option) *gorm.DB
+	other           func(testing.TB) (gorm.Dialector, *sql.DB) // another database
 }
 
 // onEach runs a test on both databases, with all ways of preparing statements.
 func onEach(t *testing.T, test func(*testing.T, *bench)) {
 	t.Helper()
-	for _, postgres := range []bool{true, false} {
+	for _, isPostgres := range []bool{true, false} {
 		for _, cached := range []bool{false, true} {
 			for _, session := range []bool{false, true} {
-				b := &bench{postgres: postgres, cached: cached, session: session}
+				b := &bench{postgres: isPostgres, cached: cached, session: session}
 				t.Run(b.String(), func(t *testing.T) {
 					t.Parallel()
-					if postgres {
+					if b.postgres {
 						pg := testdb.Postgres(t)
 						b.gorm = func(o ...testdb.Option) *gorm.DB { return pg.Gorm(t, o...) }
+						b.other = func(t testing.TB) (gorm.Dialector, *sql.DB) {
+							pool := testdb.Postgres(t).SQL(t)
+							return postgres.New(postgres.Config{Conn: pool}), pool
+						}
 					} else {
 						lite := testdb.SQLite(t)
 						b.gorm = func(o ...testdb.Option) *gorm.DB { return lite.Gorm(t, o...) }
+						b.other = func(t testing.TB) (gorm.Dialector, *sql.DB) {
+							pool := testdb.SQLite(t).SQL(t)
+							return &sqlite.Dialector{Conn: pool}, pool
+						}
 					}
 					test(t, b)
 				})
