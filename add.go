@@ -58,33 +58,46 @@ func addVia(tx *gorm.DB, events []Event, returning bool) ([]Envelope, error) {
 	if len(events) == 0 {
 		return nil, nil
 	}
-	if tx == nil {
-		return nil, fmt.Errorf("%w: the handle is nil", ErrNotInTransaction)
+	in, err := only(tx)
+	if err != nil {
+		return nil, err
 	}
-	switch list := installed(tx); len(list) {
-	case 0:
-		return nil, fmt.Errorf("%w: pass an instance to db.Use first", ErrNotInstalled)
-	case 1:
-		return list[0].add(tx, events, returning)
-	default:
-		return nil, fmt.Errorf("%w: call Add of the one that is meant", ErrAmbiguousInstance)
+	return in.add(tx, events, returning)
+}
+
+// only finds the one instance that was given to db.Use.
+func only(tx *gorm.DB) (*Instance, error) {
+	if tx == nil || tx.Config == nil {
+		return nil, fmt.Errorf("%w: the handle is nil or was not opened", ErrNotInTransaction)
 	}
+	var found *Instance
+	for _, plugin := range tx.Plugins {
+		in, ok := plugin.(*Instance)
+		switch {
+		case !ok:
+		case found != nil:
+			return nil, fmt.Errorf("%w: call Add of the one that is meant", ErrAmbiguousInstance)
+		default:
+			found = in
+		}
+	}
+	if found == nil {
+		return nil, errNoPlugin
+	}
+	return found, nil
 }
 
 func (in *Instance) add(tx *gorm.DB, events []Event, returning bool) ([]Envelope, error) {
 	if len(events) == 0 {
 		return nil, nil
 	}
-	if tx == nil {
-		return nil, fmt.Errorf("%w: the handle is nil", ErrNotInTransaction)
-	}
 	b, err := in.binding()
 	if err != nil {
 		return nil, err
 	}
-	own, err := gormoutbox.From(tx)
+	own, err := b.transaction(tx)
 	if err != nil {
-		return nil, fmt.Errorf("outbox: add: %w", err)
+		return nil, err
 	}
 	ctx := tx.Statement.Context
 	rows, err := in.rows(ctx, events)
@@ -101,20 +114,36 @@ func (in *Instance) add(tx *gorm.DB, events []Event, returning bool) ([]Envelope
 	wakes := wakesOf(rows)
 	if in.config.Notify == InTransaction {
 		if err := b.storage.Notify(ctx, own, wakes); err != nil {
-			return nil, fmt.Errorf("outbox: add: notify: %w", err)
+			return nil, fmt.Errorf("outbox: add: %w", err)
 		}
 	}
 	own.OnCommit(func() { b.hub.Committed(wakes) })
 	return stored, nil
 }
 
+// transaction is what the handle is in, which must be one of the instance's
+// database: with several sources, dbresolver may begin one on another.
+func (b *binding) transaction(tx *gorm.DB) (*gormoutbox.Tx, error) {
+	own, err := gormoutbox.From(tx)
+	switch {
+	case errors.Is(err, gormoutbox.ErrNotInstalled):
+		return nil, fmt.Errorf("%w: %w", ErrNotInstalled, err)
+	case err != nil:
+		return nil, fmt.Errorf("outbox: add: %w", err)
+	}
+	if pool, err := tx.DB(); err == nil && pool != b.pool {
+		return nil, fmt.Errorf("%w: the transaction is on another database than the instance, which would not find the message", ErrNotInstalled)
+	}
+	return own, nil
+}
+
 // rows turns events into what is stored. It touches no database.
 func (in *Instance) rows(ctx context.Context, events []Event) ([]engine.Row, error) {
 	rows := make([]engine.Row, len(events))
 	for i, event := range events {
-		m, err := in.message(ctx, event)
+		m, err := in.message(ctx, i, event)
 		if err != nil {
-			return nil, fmt.Errorf("outbox: add: event %d (%T): %w", i, event, err)
+			return nil, err
 		}
 		rows[i] = in.row(m)
 	}
@@ -122,32 +151,32 @@ func (in *Instance) rows(ctx context.Context, events []Event) ([]engine.Row, err
 }
 
 // message is the valid message of an event, with its outbox's name.
-func (in *Instance) message(ctx context.Context, event Event) (Message, error) {
+func (in *Instance) message(ctx context.Context, i int, event Event) (Message, error) {
+	invalid := func(err error) error {
+		return fmt.Errorf("%w: event %d (%T): %w", ErrInvalidMessage, i, event, err)
+	}
 	if event == nil {
-		return Message{}, fmt.Errorf("%w: the event is nil", ErrInvalidMessage)
+		return Message{}, invalid(errors.New("it is nil"))
 	}
 	m, err := event.OutboxMessage()
 	if err != nil {
-		return Message{}, fmt.Errorf("%w: %w", ErrInvalidMessage, err)
+		return Message{}, invalid(err)
 	}
 	if m.Outbox == "" && in.config.DefaultOutbox != NoDefault {
 		m.Outbox = in.config.DefaultOutbox
 	}
 	if err := in.beforeAdd(ctx, &m); err != nil {
-		return Message{}, err
+		return Message{}, fmt.Errorf("outbox: BeforeAdd of event %d (%T): %w", i, event, err)
 	}
 	if m.Outbox == "" {
-		return Message{}, fmt.Errorf("%w: Outbox is empty and there is no default; it must be one of %s", ErrInvalidMessage, quoted(in.config.names()))
+		return Message{}, invalid(problem("Outbox", "is empty and there is no default; it must be one of %s", quoted(in.config.names())))
 	}
 	o, err := in.outbox(m.Outbox)
 	if err != nil {
-		return Message{}, err
+		return Message{}, fmt.Errorf("%w (event %d, %T)", err, i, event)
 	}
-	if o.RequireGroup && m.GroupKey == "" {
-		return Message{}, fmt.Errorf("%w: type %q: GroupKey is empty; the outbox %q requires one", ErrInvalidMessage, excerpt(m.Type), o.Name)
-	}
-	if err := m.validate(); err != nil {
-		return Message{}, fmt.Errorf("%w: type %q: %w", ErrInvalidMessage, excerpt(m.Type), err)
+	if err := m.validate(o.RequireGroup); err != nil {
+		return Message{}, invalid(fmt.Errorf("type %q: %w", excerpt(m.Type), err))
 	}
 	return m, nil
 }
@@ -160,10 +189,7 @@ func (in *Instance) beforeAdd(ctx context.Context, m *Message) error {
 	headers := make(map[string]string, len(m.Headers))
 	maps.Copy(headers, m.Headers)
 	m.Headers = headers
-	if err := in.config.BeforeAdd(ctx, m); err != nil {
-		return fmt.Errorf("BeforeAdd: %w", err)
-	}
-	return nil
+	return in.config.BeforeAdd(ctx, m)
 }
 
 func (in *Instance) row(m Message) engine.Row {

@@ -184,6 +184,9 @@ func (c Config) withDefaults() Config {
 		if o.Relay == nil {
 			o.Relay = c.Relays[o.Name]
 		}
+		if o.Ordering == Total {
+			o.Partitions = 1
+		}
 		outboxes[i] = o
 	}
 	c.Outboxes, c.Relays = outboxes, nil

@@ -2,6 +2,7 @@ package outbox
 
 import (
 	"errors"
+	"fmt"
 
 	"github.com/gormoutbox/outbox/engine"
 	"github.com/gormoutbox/outbox/gormoutbox"
@@ -14,9 +15,9 @@ var (
 	// ErrNotInTransaction is returned by Add for a handle that is in no
 	// transaction: the message could not share the fate of anything.
 	ErrNotInTransaction = gormoutbox.ErrNotInTransaction
-	// ErrNotInstalled says that the plugin was not given to db.Use, or not to
-	// this database.
-	ErrNotInstalled = gormoutbox.ErrNotInstalled
+	// ErrNotInstalled says that the instance was not given to db.Use, or not
+	// where the transaction began.
+	ErrNotInstalled = errors.New("outbox: not installed")
 	// ErrUnknownOutbox says that no outbox of that name is configured.
 	ErrUnknownOutbox = errors.New("outbox: unknown outbox")
 	// ErrInvalidMessage says that a message is outside its bounds. Nothing was
@@ -45,3 +46,5 @@ var (
 	// worker no longer owns the partition.
 	ErrOwnershipLost = engine.ErrOwnershipLost
 )
+
+var errNoPlugin = fmt.Errorf("%w: pass the instance to db.Use first", ErrNotInstalled)

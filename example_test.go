@@ -140,7 +140,7 @@ func ExampleAdd_invalid() {
 	})
 	fmt.Println(err)
 	// Output:
-	// true outbox: add: event 0 (outbox.Message): outbox: invalid message: type "order.placed": GroupKey has a NUL at byte 1; it must have none
+	// true outbox: invalid message: event 0 (outbox.Message): type "order.placed": GroupKey has a NUL at byte 1; it must have none
 	// <nil>
 }
 
@@ -315,4 +315,116 @@ func ExampleUnavailable() {
 	// Output:
 	// {Delivered:0 Failed:0 Waiting:1}
 	// delivered, attempts before: 0
+}
+
+// A relay that sends a whole batch says which messages failed. After the first
+// failure in a group it must not send the group's later messages.
+func ExampleRelay() {
+	db, closeDB := tempDB()
+	defer closeDB()
+	ob := use(db, outbox.Config{Outboxes: []outbox.Outbox{{Name: "orders", Relay: batchRelay{}}}})
+	_ = db.Transaction(func(tx *gorm.DB) error {
+		return outbox.Add(tx, outbox.NewEvent("order.placed", 1), outbox.NewEvent("order.placed", -2), outbox.NewEvent("order.placed", 3))
+	})
+	result, _ := ob.Drain(context.Background())
+	fmt.Printf("%+v\n", result)
+	// Output:
+	// sent 1
+	// sent 3
+	// {Delivered:2 Failed:1 Waiting:1}
+}
+
+type batchRelay struct{}
+
+func (batchRelay) Deliver(_ context.Context, batch []outbox.Envelope) error {
+	var failed outbox.BatchError
+	for _, e := range batch {
+		if e.Payload[0] == '-' {
+			failed.Fail(e.ID, errors.New("negative"))
+			continue
+		}
+		fmt.Println("sent", string(e.Payload))
+	}
+	if len(failed.Failed) == 0 {
+		return nil
+	}
+	return &failed
+}
+
+// A destination that says when to come back is not asked before.
+func ExampleRetryAfter() {
+	db, closeDB := tempDB()
+	defer closeDB()
+	ob := use(db, outbox.Config{Outboxes: []outbox.Outbox{{
+		Name: "orders",
+		Relay: outbox.Each(func(context.Context, outbox.Envelope) error {
+			return outbox.RetryAfter(errors.New("429 Too Many Requests"), time.Minute)
+		}),
+	}}})
+	_ = db.Transaction(func(tx *gorm.DB) error { return outbox.Add(tx, outbox.Message{Type: "t"}) })
+	for range 2 {
+		result, _ := ob.Drain(context.Background())
+		fmt.Printf("%+v\n", result)
+	}
+	// Output:
+	// {Delivered:0 Failed:1 Waiting:1}
+	// {Delivered:0 Failed:0 Waiting:1}
+}
+
+// counter counts what was delivered, as a metric would.
+type counter struct{ delivered int }
+
+func (c *counter) Observe(o outbox.Observation) {
+	if o.Kind == outbox.BatchDone {
+		c.delivered += o.Delivered
+	}
+}
+
+func ExampleObserver() {
+	db, closeDB := tempDB()
+	defer closeDB()
+	c := &counter{}
+	ob := use(db, outbox.Config{
+		Observer: c,
+		Outboxes: []outbox.Outbox{{Name: "orders", Relay: printer}},
+	})
+	_ = db.Transaction(func(tx *gorm.DB) error { return outbox.Add(tx, outbox.NewEvent("order.placed", 1)) })
+	_, _ = ob.Drain(context.Background())
+	fmt.Println(c.delivered)
+	// Output:
+	// order.placed 1
+	// 1
+}
+
+func ExampleInstance_Check() {
+	db, closeDB := tempDB()
+	defer closeDB()
+	ob, err := outbox.New(outbox.Config{Outboxes: []outbox.Outbox{{Name: "orders"}}})
+	if err != nil {
+		panic(err)
+	}
+	if err := db.Use(ob); err != nil {
+		panic(err)
+	}
+	fmt.Println(errors.Is(ob.Check(context.Background()), outbox.ErrNotMigrated))
+	if err := outbox.AutoMigrate(db); err != nil {
+		panic(err)
+	}
+	fmt.Println(ob.Check(context.Background()))
+	// Output:
+	// true
+	// <nil>
+}
+
+// A job that publishes and exits has its notifications sent first.
+func ExampleInstance_Flush() {
+	db, closeDB := tempDB()
+	defer closeDB()
+	ob := use(db, outbox.Config{Outboxes: []outbox.Outbox{{Name: "orders"}}})
+	_ = db.Transaction(func(tx *gorm.DB) error { return outbox.Add(tx, outbox.Message{Type: "t"}) })
+
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	fmt.Println(ob.Flush(ctx))
+	// Output: <nil>
 }

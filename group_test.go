@@ -93,6 +93,39 @@ func TestBusyGroupUntilTheContextEnds(t *testing.T) {
 	if err := <-result; !errors.Is(err, outbox.ErrGroupBusy) || !errors.Is(err, context.Canceled) {
 		t.Errorf("Add: %v, want ErrGroupBusy and the context's error", err)
 	}
+	if err := tx.Commit().Error; err == nil { // C05
+		t.Error("the transaction committed")
+	}
+}
+
+// C07: the database's own error in a nested transaction.
+func TestBusyGroupInNestedTransaction(t *testing.T) {
+	t.Parallel()
+	db := testdb.Postgres(t).Gorm(t)
+	createRows(t, db)
+	c, r := relayed(nil)
+	in := setUp(t, db, c)
+	holder := begin(t, db)
+	add(t, holder, grouped("held", "g"))
+	inTx(t, db, func(tx *gorm.DB) error {
+		err := tx.Transaction(func(nested *gorm.DB) error {
+			if err := nested.Exec("SET LOCAL lock_timeout = '20ms'").Error; err != nil {
+				return err
+			}
+			return outbox.Add(nested, grouped("lost", "g"))
+		})
+		if !errors.Is(err, outbox.ErrGroupBusy) {
+			t.Errorf("nested Transaction: %v, want ErrGroupBusy", err)
+		}
+		return errors.Join(tx.Create(&Row{Name: "kept"}).Error, outbox.Add(tx, grouped("kept", "another")))
+	})
+	if n := countRows(t, db); n != 1 {
+		t.Errorf("%d business rows, want 1", n)
+	}
+	drain(t, in)
+	if got := r.types(); !slices.Equal(got, []string{"kept"}) {
+		t.Errorf("delivered %v, want kept alone", got)
+	}
 }
 
 // The second publisher waits for the first, so that ids follow commits.

@@ -29,7 +29,7 @@ type Instance struct {
 	installing sync.Mutex // serialises Initialize
 	bound      atomic.Pointer[binding]
 
-	starting sync.Mutex // serialises Start
+	starting chan struct{} // of one: full while a Start is under way
 	eng      atomic.Pointer[engine.Engine]
 	detach   atomic.Pointer[func()] // keeps commits from waking the engine
 }
@@ -51,7 +51,11 @@ func New(c Config) (*Instance, error) {
 	if err := c.validate(); err != nil {
 		return nil, err
 	}
-	in := &Instance{config: c.withDefaults(), outboxes: make(map[string]*Outbox, len(c.Outboxes))}
+	in := &Instance{
+		config:   c.withDefaults(),
+		outboxes: make(map[string]*Outbox, len(c.Outboxes)),
+		starting: make(chan struct{}, 1),
+	}
 	for i := range in.config.Outboxes {
 		o := &in.config.Outboxes[i]
 		in.outboxes[o.Name] = o
@@ -147,7 +151,7 @@ func (in *Instance) binding() (*binding, error) {
 	if b := in.bound.Load(); b != nil {
 		return b, nil
 	}
-	return nil, fmt.Errorf("%w: pass the instance to db.Use first", ErrNotInstalled)
+	return nil, errNoPlugin
 }
 
 // outbox finds an outbox by its name.

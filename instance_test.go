@@ -1,6 +1,7 @@
 package outbox_test
 
 import (
+	"context"
 	"errors"
 	"slices"
 	"strings"
@@ -9,6 +10,8 @@ import (
 
 	"github.com/glebarez/sqlite"
 	"gorm.io/gorm"
+	"gorm.io/gorm/logger"
+	"gorm.io/gorm/schema"
 	"gorm.io/gorm/utils/tests"
 	"gorm.io/plugin/dbresolver"
 
@@ -64,6 +67,31 @@ func TestWithDBResolver(t *testing.T) {
 	}
 }
 
+// With several sources dbresolver may begin a transaction on a database where
+// nobody would look for the message.
+func TestTransactionOnAnotherSource(t *testing.T) {
+	t.Parallel()
+	primary, other := testdb.SQLite(t), testdb.SQLite(t)
+	db := primary.Gorm(t)
+	c, r := relayed(nil)
+	in := setUp(t, db, c)
+	source := &sqlite.Dialector{Conn: other.SQL(t)}
+	if err := db.Use(dbresolver.Register(dbresolver.Config{Sources: []gorm.Dialector{source}})); err != nil {
+		t.Fatal(err)
+	}
+	inTx(t, db.Clauses(dbresolver.Write), func(tx *gorm.DB) error {
+		if err := outbox.Add(tx, message("lost")); !errors.Is(err, outbox.ErrNotInstalled) || !strings.Contains(err.Error(), "on another database") {
+			t.Errorf("Add: %v, want ErrNotInstalled that tells why", err)
+		}
+		return nil
+	})
+	publish(t, db, message("kept"))
+	drain(t, in)
+	if got := r.types(); !slices.Equal(got, []string{"kept"}) {
+		t.Errorf("delivered %v", got)
+	}
+}
+
 func TestOtherDialects(t *testing.T) {
 	t.Parallel()
 	pool := testdb.SQLite(t).SQL(t)
@@ -91,19 +119,49 @@ func TestNoSchemaOnSQLite(t *testing.T) {
 	}
 }
 
+// C13
+func TestNames(t *testing.T) {
+	t.Parallel()
+	names := []string{"outbox", "App", `Out "Box"`, "select", "a.b", "%d %s", strings.Repeat("ü", 31), strings.Repeat("n", 63)}
+	prefixed := &gorm.Config{Logger: logger.Discard, NamingStrategy: schema.NamingStrategy{TablePrefix: "app_", SingularTable: true}}
+	onEach(t, func(t *testing.T, open func(...testdb.Option) *gorm.DB) {
+		for i, name := range names {
+			db := open(testdb.PoolSize(3), testdb.Config(&gorm.Config{Logger: prefixed.Logger, NamingStrategy: prefixed.NamingStrategy}))
+			c, r := relayed(func(o *outbox.Outbox) { o.MaxAttempts = 1 })
+			c.Table = name
+			bad := errors.New("refused")
+			c.Outboxes[0].Relay = outbox.Each(func(ctx context.Context, e outbox.Envelope) error {
+				if e.Type == "bad" {
+					return bad
+				}
+				return r.Deliver(ctx, []outbox.Envelope{e})
+			})
+			in := setUp(t, db, c)
+			if err := in.AutoMigrate(t.Context()); err != nil {
+				t.Errorf("%s: second AutoMigrate: %v", name, err)
+			}
+			publish(t, db, message("good"), message("bad"))
+			drain(t, in)
+			if got := r.types(); !slices.Equal(got, []string{"good"}) {
+				t.Errorf("%s: delivered %v", name, got)
+			}
+			if n, err := in.DiscardWhere(t.Context(), "orders", outbox.Filter{Status: outbox.Dead}); n != 1 || err != nil {
+				t.Errorf("table %d, %s: %d dead messages discarded, want 1: %v", i, name, n, err)
+			}
+		}
+	})
+}
+
 func TestSchemaAndTables(t *testing.T) {
 	t.Parallel()
 	pg := testdb.Postgres(t)
 	db := pg.Gorm(t, testdb.Param("search_path", "pg_catalog"))
 	r := newRecorder()
 	c := outbox.Config{
-		Schema: pg.Schema, Table: `Out "Box"`, DefaultOutbox: "a",
-		Outboxes: []outbox.Outbox{{Name: "a", Relay: r}, {Name: "b", Relay: r, Table: strings.Repeat("ü", 31)}},
+		Schema: pg.Schema, DefaultOutbox: "a",
+		Outboxes: []outbox.Outbox{{Name: "a", Relay: r}, {Name: "b", Relay: r, Table: "b_messages"}},
 	}
 	in := setUp(t, db, c)
-	if err := in.AutoMigrate(t.Context()); err != nil {
-		t.Errorf("second AutoMigrate: %v", err)
-	}
 	publish(t, db, message("a"), outbox.Message{Outbox: "b", Type: "b"})
 	drain(t, in)
 	if got := slices.Sorted(slices.Values(r.types())); !slices.Equal(got, []string{"a", "b"}) {

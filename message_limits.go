@@ -20,7 +20,7 @@ const (
 // message. An error names the field and what would be right, but quotes no
 // text of the message except the key of a header. The outbox's name is not
 // looked at.
-func (m *Message) validate() error {
+func (m *Message) validate(requireGroup bool) error {
 	if m.Type == "" {
 		return problem("Type", `is empty; it must say what the message is, such as "order.placed"`)
 	}
@@ -29,6 +29,9 @@ func (m *Message) validate() error {
 	}
 	if err := checkText("GroupKey", m.GroupKey, MaxGroupKeyBytes); err != nil {
 		return err
+	}
+	if requireGroup && m.GroupKey == "" {
+		return problem("GroupKey", "is empty; the outbox requires one")
 	}
 	if n := len(m.Payload); n > MaxPayloadBytes {
 		return problem("Payload", "has %d bytes; it must have at most %d", n, MaxPayloadBytes)

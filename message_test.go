@@ -80,7 +80,7 @@ var badMessages = map[string]struct {
 	is    error
 	want  string
 }{
-	"nil":                           {nil, outbox.ErrInvalidMessage, "event 1 (<nil>): outbox: invalid message: the event is nil"},
+	"nil":                           {nil, outbox.ErrInvalidMessage, "outbox: invalid message: event 1 (<nil>): it is nil"},
 	"failing event":                 {brokenEvent{errBroken}, outbox.ErrInvalidMessage, "event 1 (outbox_test.brokenEvent)"},
 	"failing event keeps its error": {brokenEvent{errBroken}, errBroken, "broken"},
 	"body that is no JSON":          {outbox.NewEvent("t", make(chan int)), outbox.ErrInvalidMessage, `encode the body of "t"`},
@@ -88,7 +88,7 @@ var badMessages = map[string]struct {
 	"unknown outbox": {
 		outbox.Message{Outbox: "odrers", Type: "t"},
 		outbox.ErrUnknownOutbox,
-		`unknown outbox "odrers"; there is "orders"`,
+		`outbox: unknown outbox "odrers"; there is "orders" (event 1, outbox.Message)`,
 	},
 
 	"no type":      {outbox.Message{}, outbox.ErrInvalidMessage, `Type is empty; it must say what the message is`},
@@ -186,7 +186,7 @@ func TestRequireGroup(t *testing.T) {
 	setUp(t, db, one(func(o *outbox.Outbox) { o.RequireGroup = true }))
 	inTx(t, db, func(tx *gorm.DB) error {
 		err := outbox.Add(tx, message("t"))
-		if !errors.Is(err, outbox.ErrInvalidMessage) || !strings.Contains(err.Error(), `GroupKey is empty; the outbox "orders" requires one`) {
+		if !errors.Is(err, outbox.ErrInvalidMessage) || !strings.Contains(err.Error(), `GroupKey is empty; the outbox requires one`) {
 			t.Errorf("Add: %v", err)
 		}
 		return outbox.Add(tx, outbox.Message{Type: "t", GroupKey: "g"})

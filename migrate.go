@@ -29,7 +29,7 @@ func AutoMigrate(db *gorm.DB) error {
 	}
 	list := installed(db)
 	if len(list) == 0 {
-		return fmt.Errorf("%w: pass an instance to db.Use first", ErrNotInstalled)
+		return errNoPlugin
 	}
 	for _, in := range list {
 		if err := in.AutoMigrate(db.Statement.Context); err != nil {

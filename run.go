@@ -24,13 +24,6 @@ import (
 // Config.StopTimeout. Relays get the values of ctx, not its end. Once stopped,
 // the instance can be started again.
 func (in *Instance) Start(ctx context.Context) error {
-	if err := in.start(ctx); err != nil {
-		return fmt.Errorf("outbox: start: %w", err)
-	}
-	return nil
-}
-
-func (in *Instance) start(ctx context.Context) error {
 	b, err := in.binding()
 	if err != nil {
 		return err
@@ -38,8 +31,17 @@ func (in *Instance) start(ctx context.Context) error {
 	if missing := in.withoutRelay(); len(missing) > 0 {
 		return noRelay(missing...)
 	}
-	in.starting.Lock()
-	defer in.starting.Unlock()
+	if err := in.start(ctx, b); err != nil {
+		return fmt.Errorf("outbox: start: %w", err)
+	}
+	return nil
+}
+
+func (in *Instance) start(ctx context.Context, b *binding) error {
+	if err := in.lock(ctx); err != nil {
+		return err
+	}
+	defer in.unlock()
 	eng, err := in.engine(ctx, b)
 	if err != nil {
 		return err
@@ -59,6 +61,18 @@ func (in *Instance) start(ctx context.Context) error {
 	return nil
 }
 
+// lock waits until no Start is under way.
+func (in *Instance) lock(ctx context.Context) error {
+	select {
+	case in.starting <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+func (in *Instance) unlock() { <-in.starting }
+
 // attach has commits of this process wake the engine, until ctx ends or Stop
 // is called. From then on other nodes are told.
 func (in *Instance) attach(ctx context.Context, b *binding, eng *engine.Engine) {
@@ -71,13 +85,16 @@ func (in *Instance) attach(ctx context.Context, b *binding, eng *engine.Engine) 
 	in.detach.Store(&detach)
 }
 
-// Run is Start, then waits for the end of ctx, then Stop with
+// Run is Start, then waits for the end of ctx or a Stop, then stops within
 // Config.StopTimeout. It returns nil after an orderly stop.
 func (in *Instance) Run(ctx context.Context) error {
 	if err := in.Start(ctx); err != nil {
 		return err
 	}
-	<-ctx.Done()
+	select {
+	case <-ctx.Done():
+	case <-in.eng.Load().Done():
+	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), in.config.StopTimeout)
 	defer cancel()
 	return in.Stop(ctx)
@@ -89,17 +106,24 @@ func (in *Instance) Run(ctx context.Context) error {
 // error that names what still runs, such as a relay that ignores its context.
 //
 // Where Start was not called, it is Flush. It may be called several times and
-// concurrently: each call waits for the same end.
+// concurrently: each call waits for the same end. A Start that is under way is
+// waited for, then stopped.
 func (in *Instance) Stop(ctx context.Context) error {
+	if err := errors.Join(in.stop(ctx), in.flush(ctx)); err != nil {
+		return fmt.Errorf("outbox: stop: %w", err)
+	}
+	return nil
+}
+
+func (in *Instance) stop(ctx context.Context) error {
+	if err := in.lock(ctx); err == nil {
+		in.unlock()
+	}
 	if detach := in.detach.Load(); detach != nil {
 		(*detach)()
 	}
-	var stopped error
 	if eng := in.eng.Load(); eng != nil {
-		stopped = eng.Stop(ctx)
-	}
-	if err := errors.Join(stopped, in.flush(ctx)); err != nil {
-		return fmt.Errorf("outbox: stop: %w", err)
+		return eng.Stop(ctx)
 	}
 	return nil
 }
@@ -122,74 +146,6 @@ func (in *Instance) flush(ctx context.Context) error {
 	return b.sender.Flush(ctx)
 }
 
-// Drain delivers once what is due in the outboxes, or in all that have a
-// relay here, and returns when nothing is ready any more: what failed waits
-// for its retry, and an outbox whose destination is unavailable is left. It is
-// for tests and jobs. It needs no Start, and shares the work with workers that
-// run, here or on other nodes. Waiting counts up to MaxCounted messages of a
-// partition.
-//
-// The errors are those of Start, and ErrUnknownOutbox. When ctx ends it settles
-// what was delivered, and returns what it did with ctx's error.
-func (in *Instance) Drain(ctx context.Context, outboxes ...string) (DrainResult, error) {
-	result, err := in.drain(ctx, outboxes)
-	if err != nil {
-		return result, fmt.Errorf("outbox: drain: %w", err)
-	}
-	return result, nil
-}
-
-func (in *Instance) drain(ctx context.Context, outboxes []string) (DrainResult, error) {
-	for _, name := range outboxes {
-		o, err := in.outbox(name)
-		if err != nil {
-			return DrainResult{}, err
-		}
-		if !o.relayedHere() {
-			return DrainResult{}, noRelay(name)
-		}
-	}
-	if len(outboxes) == 0 {
-		outboxes = in.relayed()
-	}
-	if len(outboxes) == 0 {
-		return DrainResult{}, noRelay(in.config.names()...)
-	}
-	b, err := in.binding()
-	if err != nil {
-		return DrainResult{}, err
-	}
-	in.starting.Lock()
-	eng, err := in.engine(ctx, b)
-	in.starting.Unlock()
-	if err != nil {
-		return DrainResult{}, err
-	}
-	result, err := eng.Drain(ctx, outboxes...)
-	if err != nil {
-		return result, err
-	}
-	result.Waiting, err = in.waiting(ctx, b, outboxes)
-	return result, err
-}
-
-// waiting counts the messages that are still to be delivered.
-func (in *Instance) waiting(ctx context.Context, b *binding, outboxes []string) (int, error) {
-	queries := make([]dialect.OutboxQuery, len(outboxes))
-	for i, name := range outboxes {
-		queries[i] = dialect.OutboxQuery{Name: name, Ordering: in.outboxes[name].Ordering}
-	}
-	report, err := b.admin.Stats(ctx, queries)
-	if err != nil {
-		return 0, fmt.Errorf("count what waits: %w", err)
-	}
-	n := 0
-	for _, o := range report.Outboxes {
-		n += o.Pending()
-	}
-	return n, nil
-}
-
 // recordPartitions puts the configured partition counts in force, except those
 // that a later deploy has replaced. It comes before the engine, which takes
 // the counts from the database.
@@ -201,7 +157,8 @@ func (in *Instance) recordPartitions(ctx context.Context, b *binding) error {
 		if o.Partitions == 0 || !o.relayedHere() {
 			continue
 		}
-		change, err := b.admin.SetPartitions(ctx, o.Name, o.Partitions, false)
+		// Total is of one partition, whatever there was before.
+		change, err := b.admin.SetPartitions(ctx, o.Name, o.Partitions, o.Ordering == Total)
 		if err != nil {
 			return err
 		}
@@ -223,32 +180,4 @@ func (in *Instance) facts() []dialect.OutboxFacts {
 		facts[i] = dialect.OutboxFacts{Name: o.Name, Partitions: o.Partitions, Ordering: o.Ordering}
 	}
 	return facts
-}
-
-// withoutRelay lists the outboxes that have neither a relay nor Elsewhere.
-func (in *Instance) withoutRelay() []string {
-	var names []string
-	for _, o := range in.config.Outboxes {
-		if o.Relay == nil {
-			names = append(names, o.Name)
-		}
-	}
-	return names
-}
-
-// relayed lists the outboxes that this instance relays.
-func (in *Instance) relayed() []string {
-	var names []string
-	for i := range in.config.Outboxes {
-		if o := &in.config.Outboxes[i]; o.relayedHere() {
-			names = append(names, o.Name)
-		}
-	}
-	return names
-}
-
-func (o *Outbox) relayedHere() bool { return o.Relay != nil && o.Relay != Elsewhere }
-
-func noRelay(outboxes ...string) error {
-	return fmt.Errorf("%w for %s: set Config.Relays, or Elsewhere where another binary relays it", ErrNoRelay, quoted(outboxes))
 }

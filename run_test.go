@@ -263,6 +263,67 @@ func TestConcurrentStarts(t *testing.T) {
 	}
 }
 
+// Run returns when somebody else stops the instance.
+func TestStopEndsRun(t *testing.T) {
+	t.Parallel()
+	db := testdb.SQLite(t).Gorm(t)
+	c, r := relayed(nil)
+	in := setUp(t, db, c)
+	publish(t, db, message("t"))
+	ended := make(chan error)
+	go func() { ended <- in.Run(t.Context()) }()
+	r.wait(t, 1) // it runs
+	if err := in.Stop(t.Context()); err != nil {
+		t.Errorf("Stop: %v", err)
+	}
+	if err := <-ended; err != nil {
+		t.Errorf("Run: %v", err)
+	}
+}
+
+// C52: whatever the order, the end is quiet.
+func TestStartAndStopAtOnce(t *testing.T) {
+	t.Parallel()
+	onEach(t, func(t *testing.T, open func(...testdb.Option) *gorm.DB) {
+		db := open()
+		c, r := relayed(nil)
+		in := setUp(t, db, c)
+		var wg sync.WaitGroup
+		for range 4 {
+			wg.Go(func() {
+				for range 10 {
+					if err := in.Start(t.Context()); err != nil && !errors.Is(err, outbox.ErrAlreadyRunning) {
+						t.Errorf("Start: %v", err)
+					}
+					if err := in.Stop(t.Context()); err != nil {
+						t.Errorf("Stop: %v", err)
+					}
+				}
+			})
+		}
+		wg.Wait()
+		start(t, in)
+		publish(t, db, message("t"))
+		r.wait(t, 1)
+	})
+}
+
+func TestStartOnEndedContext(t *testing.T) {
+	t.Parallel()
+	onEach(t, func(t *testing.T, open func(...testdb.Option) *gorm.DB) {
+		c, _ := relayed(nil)
+		in := setUp(t, open(), c)
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		for what, call := range map[string]func(context.Context) error{"Start": in.Start, "Run": in.Run} {
+			if err := call(ctx); !errors.Is(err, context.Canceled) {
+				t.Errorf("%s: %v, want the context's error", what, err)
+			}
+		}
+		start(t, in) // it does not run, then
+	})
+}
+
 // The end of Start's context lets the running delivery settle.
 func TestSoftStop(t *testing.T) {
 	t.Parallel()
@@ -405,5 +466,31 @@ func TestPartitionsInForce(t *testing.T) {
 		asRecorded, _ := node(0, discard)
 		restart(asRecorded)
 		expect("after the Start of a node that does not care", db, 8)
+	})
+}
+
+// Total is of one partition, also where there were more.
+func TestTotalTakesOnePartition(t *testing.T) {
+	t.Parallel()
+	onEach(t, func(t *testing.T, open func(...testdb.Option) *gorm.DB) {
+		db := open()
+		setUp(t, db, one(func(o *outbox.Outbox) { o.Partitions = 4 }))
+		var want []string
+		for _, typ := range []string{"a", "b", "c", "d", "e"} {
+			publish(t, db, grouped(typ, typ))
+			want = append(want, typ)
+		}
+		total := open()
+		c, r := relayed(func(o *outbox.Outbox) { o.Ordering = outbox.Total })
+		in := setUp(t, total, c)
+		start(t, in)
+		if n := inForce(t, total); n != 1 {
+			t.Errorf("%d partitions, want 1", n)
+		}
+		publish(t, total, message("f"))
+		r.wait(t, 6)
+		if got := r.types(); !slices.Equal(got, append(want, "f")) {
+			t.Errorf("delivered %v", got)
+		}
 	})
 }

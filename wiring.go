@@ -164,3 +164,31 @@ func connConfig(ctx context.Context, pool *sql.DB) (*pgx.ConnConfig, error) {
 	config.RuntimeParams["application_name"] = "outbox-listener"
 	return config, nil
 }
+
+// withoutRelay lists the outboxes that have neither a relay nor Elsewhere.
+func (in *Instance) withoutRelay() []string {
+	var names []string
+	for _, o := range in.config.Outboxes {
+		if o.Relay == nil {
+			names = append(names, o.Name)
+		}
+	}
+	return names
+}
+
+// relayed lists the outboxes that this instance relays.
+func (in *Instance) relayed() []string {
+	var names []string
+	for i := range in.config.Outboxes {
+		if o := &in.config.Outboxes[i]; o.relayedHere() {
+			names = append(names, o.Name)
+		}
+	}
+	return names
+}
+
+func (o *Outbox) relayedHere() bool { return o.Relay != nil && o.Relay != Elsewhere }
+
+func noRelay(outboxes ...string) error {
+	return fmt.Errorf("%w for %s: set Config.Relays, or Elsewhere where another binary relays it", ErrNoRelay, quoted(outboxes))
+}
