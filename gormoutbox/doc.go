@@ -20,9 +20,10 @@
 //
 // # Limits
 //
-// Within [gorm.DB.Connection] GORM takes a connection past the pool, so that a
-// transaction begun there is refused with [ErrNotInstalled]. So is one begun on
-// a pool that was put around the wrapper: install last.
+// A transaction that was begun where Install did not see it is refused with
+// [ErrNotInstalled]: on the handle of [gorm.DB.Connection], which has a
+// connection past the pool, unless that was given to Install as well; and on a
+// pool that was put around the wrapper. Install last.
 //
 // Savepoints are followed by the SQL that sets, releases and rolls back to
 // them, as long as each such statement is run through the handle, by itself

@@ -16,6 +16,10 @@ import (
 // It starts nothing, writes nothing to the database, and may be called several
 // times: a pool is wrapped once. The pools that dbresolver opens are wrapped
 // as well, whichever of the two is installed first.
+//
+// The handle that [gorm.DB.Connection] passes is on a connection of its own,
+// taken past the pool. To begin transactions there, call Install on it, too;
+// others may use db meanwhile.
 func Install(db *gorm.DB) error {
 	if db == nil || db.Config == nil || db.Dialector == nil || db.Statement == nil {
 		return errors.New("gormoutbox: install: the handle is nil or was not opened")
@@ -52,17 +56,18 @@ func (plugin) Name() string { return "gormoutbox/pool" }
 func (plugin) Initialize(db *gorm.DB) error { return Install(db) }
 
 // wrap returns what stands for p from now on, and whether that is another
-// value. Where p is a cache of statements, the wrapper goes into it. Nothing is
-// written if nothing changes, because caches are shared between goroutines.
+// value. Where p is a cache of statements, the wrapper goes under it: into
+// another front of the same cache, because p may be in use.
 func wrap(db *gorm.DB, p gorm.ConnPool) (_ gorm.ConnPool, changed bool) {
 	switch p := p.(type) {
 	case *pool, gorm.TxCommitter:
 		return p, false
 	case *gorm.PreparedStmtDB:
-		if wrapped, changed := wrap(db, p.ConnPool); changed {
-			p.ConnPool = wrapped
+		wrapped, changed := wrap(db, p.ConnPool)
+		if !changed {
+			return p, false
 		}
-		return p, false
+		return &gorm.PreparedStmtDB{Stmts: p.Stmts, Mux: p.Mux, ConnPool: wrapped}, true
 	default:
 		return newPool(db, p), true
 	}

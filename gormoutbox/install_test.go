@@ -82,7 +82,7 @@ func TestInstallOnADeadDatabase(t *testing.T) {
 			t.Fatal(err)
 		}
 		pool := stdlib.OpenDB(*config)
-		t.Cleanup(func() { pool.Close() })
+		t.Cleanup(func() { _ = pool.Close() })
 		db, err := gorm.Open(postgres.New(postgres.Config{Conn: pool}), &gorm.Config{
 			DisableAutomaticPing: true, Logger: logger.Discard, PrepareStmt: cached,
 		})

@@ -46,7 +46,7 @@ type (
 )
 
 // BeforeSave and AfterDelete are hooks that use the database.
-func (a *Author) BeforeSave(tx *gorm.DB) error {
+func (a *Author) BeforeSave(*gorm.DB) error {
 	a.Version++
 	if a.Name == "refused" {
 		return errors.New("refused by the hook")
@@ -70,9 +70,8 @@ func (s *script) note(what string, values ...any) {
 }
 
 // done notes the outcome of a statement.
-func (s *script) done(what string, db *gorm.DB) *gorm.DB {
+func (s *script) done(what string, db *gorm.DB) {
 	s.note(what, db.RowsAffected, db.Error)
-	return db
 }
 
 func (s *script) create() {
@@ -249,8 +248,7 @@ func TestGORMGoesOnUnchanged(t *testing.T) {
 		for i := range outcomes {
 			log := newRecorder()
 			now := time.Date(2026, 11, 5, 12, 0, 0, 0, time.UTC)
-			dialector, _ := b.other(t)
-			db, err := gorm.Open(dialector, &gorm.Config{
+			db, err := gorm.Open(b.dialector(b.sql(t)), &gorm.Config{
 				Logger: log, NowFunc: func() time.Time { return now }, TranslateError: true, CreateBatchSize: 5,
 				PrepareStmt: b.cached,
 			})

@@ -2,12 +2,15 @@ package gormoutbox_test
 
 import (
 	"database/sql"
+	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"gorm.io/gorm"
+	"gorm.io/gorm/logger"
 	"gorm.io/plugin/dbresolver"
 
 	"github.com/gormoutbox/outbox/gormoutbox"
@@ -27,22 +30,13 @@ func (p *plugin) Initialize(db *gorm.DB) error {
 
 // cluster is three databases, each with one row that bears its name.
 type cluster struct {
-	db                       *gorm.DB
 	primary, source, replica *sql.DB
 }
 
-// newCluster installs dbresolver and install in an order.
-func newCluster(t *testing.T, b *bench, sources, resolverFirst bool, install func(*gorm.DB) error) *cluster {
+func newCluster(t *testing.T, b *bench) *cluster {
 	t.Helper()
-	db := b.bare(gorm.Config{})
-	primary, err := db.DB()
-	if err != nil {
-		t.Fatal(err)
-	}
-	source, sourcePool := b.other(t)
-	replica, replicaPool := b.other(t)
-	c := &cluster{primary: primary, source: sourcePool, replica: replicaPool}
-	for name, pool := range map[string]*sql.DB{"primary": primary, "source": sourcePool, "replica": replicaPool} {
+	c := &cluster{primary: b.sql(t), source: b.sql(t), replica: b.sql(t)}
+	for name, pool := range map[string]*sql.DB{"primary": c.primary, "source": c.source, "replica": c.replica} {
 		for _, query := range []string{
 			"CREATE TABLE rows (id integer, name text)", "CREATE TABLE hookeds (id integer, name text)",
 			fmt.Sprintf("INSERT INTO rows (name) VALUES ('%s')", name),
@@ -52,13 +46,21 @@ func newCluster(t *testing.T, b *bench, sources, resolverFirst bool, install fun
 			}
 		}
 	}
-	config := dbresolver.Config{Replicas: []gorm.Dialector{replica}}
-	if sources {
-		config.Sources = []gorm.Dialector{source}
+	return c
+}
+
+// open opens a handle, with install and dbresolver in an order.
+func (c *cluster) open(t *testing.T, b *bench, sources, resolverFirst bool, install func(*gorm.DB) error) *gorm.DB {
+	t.Helper()
+	db, err := gorm.Open(b.dialector(c.primary), &gorm.Config{Logger: logger.Discard, PrepareStmt: b.cached})
+	if err != nil {
+		t.Fatal(err)
 	}
-	dr := dbresolver.Register(config).SetMaxOpenConns(3).SetMaxIdleConns(3).
-		SetConnMaxLifetime(time.Hour).SetConnMaxIdleTime(time.Hour)
-	steps := []func(*gorm.DB) error{install, func(db *gorm.DB) error { return db.Use(dr) }}
+	config := dbresolver.Config{Replicas: []gorm.Dialector{b.dialector(c.replica)}}
+	if sources {
+		config.Sources = []gorm.Dialector{b.dialector(c.source)}
+	}
+	steps := []func(*gorm.DB) error{install, func(db *gorm.DB) error { return db.Use(dbresolver.Register(config)) }}
 	if resolverFirst {
 		slices.Reverse(steps)
 	}
@@ -67,17 +69,13 @@ func newCluster(t *testing.T, b *bench, sources, resolverFirst bool, install fun
 			t.Fatal(err)
 		}
 	}
-	if n := replicaPool.Stats().MaxOpenConnections; n != 3 {
-		t.Errorf("the replica has %d connections, want the 3 that dbresolver set", n)
-	}
-	c.db = b.use(db)
-	return c
+	return b.use(db)
 }
 
-// rows lists the names of rows by a way past GORM.
+// rows lists the names of the rows that were added, by a way past GORM.
 func rows(t *testing.T, db *sql.DB) (list []string) {
 	t.Helper()
-	result, err := db.QueryContext(t.Context(), "SELECT name FROM rows ORDER BY name")
+	result, err := db.QueryContext(t.Context(), "SELECT name FROM rows WHERE name < 'a' ORDER BY name")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -95,109 +93,113 @@ func rows(t *testing.T, db *sql.DB) (list []string) {
 	return list
 }
 
-func onEachCluster(t *testing.T, test func(t *testing.T, b *bench, sources bool, c *cluster)) {
-	t.Helper()
+func TestWithDBResolver(t *testing.T) {
+	t.Parallel()
 	use := func(db *gorm.DB) error { return db.Use(&plugin{}) }
-	for what, install := range map[string]func(*gorm.DB) error{"install": gormoutbox.Install, "plugin": use} {
-		for _, first := range []bool{false, true} {
-			for _, sources := range []bool{false, true} {
-				t.Run(fmt.Sprintf("%s, resolver first %t, sources %t", what, first, sources), func(t *testing.T) {
-					t.Parallel()
-					onEach(t, func(t *testing.T, b *bench) {
-						test(t, b, sources, newCluster(t, b, sources, first, install))
+	onEach(t, func(t *testing.T, b *bench) {
+		c := newCluster(t, b)
+		for what, install := range map[string]func(*gorm.DB) error{"install": gormoutbox.Install, "plugin": use} {
+			for _, first := range []bool{false, true} {
+				for _, sources := range []bool{false, true} {
+					t.Run(fmt.Sprintf("%s, resolver first %t, sources %t", what, first, sources), func(t *testing.T) {
+						db := c.open(t, b, sources, first, install)
+						c.statements(t, db, sources)
+						c.transactions(t, db, sources)
 					})
-				})
+				}
 			}
 		}
+	})
+}
+
+// statements checks that what dbresolver does outside transactions is the same
+// as ever.
+func (c *cluster) statements(t *testing.T, db *gorm.DB, sources bool) {
+	written := "primary"
+	if sources {
+		written = "source"
+	}
+	for _, db := range []*gorm.DB{db, db.Session(&gorm.Session{SkipDefaultTransaction: true})} {
+		var row Row
+		read := func(what, want string, db *gorm.DB) {
+			t.Helper()
+			if db.Error != nil || row.Name != want {
+				t.Errorf("%s read %q (%v), want %q", what, row.Name, db.Error, want)
+			}
+			row = Row{}
+		}
+		changed := func(what string, db *gorm.DB) {
+			t.Helper()
+			if db.Error != nil || db.RowsAffected != 1 {
+				t.Errorf("%s changed %d rows (%v)", what, db.RowsAffected, db.Error)
+			}
+		}
+		read("Take", "replica", db.Take(&row))
+		read("Raw", "replica", db.Raw("SELECT name FROM rows").Scan(&row))
+		read("Take for writing", written, db.Clauses(dbresolver.Write).Take(&row))
+		changed("Create", db.Omit("ID").Create(&Row{Name: "new"}))
+		changed("Exec", db.Exec("UPDATE rows SET name = ? WHERE name = ?", "newer", "new"))
+		changed("Update", db.Model(&Row{}).Where("name = ?", "newer").Update("name", "newest"))
+		read("Take what was written", "newest", db.Clauses(dbresolver.Write).Where("name = ?", "newest").Take(&row))
+		changed("Delete", db.Where("name = ?", "newest").Delete(&Row{}))
+	}
+	if pool, err := gormoutbox.Primary(db.Clauses(dbresolver.Read)); pool != c.primary || err != nil {
+		t.Errorf("Primary is not that of gorm.Open (%v)", err)
+	}
+	c.wantRows(t)
+}
+
+// transactions checks that all are seen, and run where dbresolver wants.
+func (c *cluster) transactions(t *testing.T, db *gorm.DB, sources bool) {
+	var calls calls
+	inside := func(name string) func(*gorm.DB) error {
+		return func(tx *gorm.DB) error { calls.add(t, tx, name); return nil }
+	}
+	begun := func(name string, tx *gorm.DB) error {
+		calls.add(t, tx, name)
+		return tx.Commit().Error
+	}
+	written := func() *gorm.DB { return db.Clauses(dbresolver.Write) }
+	err := errors.Join(
+		db.Transaction(inside("1")),
+		begun("2", db.Begin()),
+		begun("3", written().Begin()),
+		begun("4", db.Clauses(dbresolver.Read).Begin()),
+		written().Transaction(inside("5")),
+		db.Omit("ID").Create(&Hooked{Name: "6", hook: inside("6")}).Error,
+		db.Model(&Hooked{hook: inside("7")}).Where("name = ?", "6").Update("name", "7").Error,
+		db.Where("name = ?", "7").Delete(&Hooked{hook: inside("8")}).Error,
+	)
+	if err != nil {
+		t.Error(err)
+	}
+	rolledBack := written().Begin()
+	calls.add(t, rolledBack, "9")
+	rolledBack.Rollback()
+	calls.want(t, "1", "2", "3", "4", "5", "6", "7", "8")
+	if sources {
+		c.wantRows(t, "1 2", "3 5 6 7 8", "4")
+	} else {
+		c.wantRows(t, "1 2 3 5 6 7 8", "", "4")
 	}
 }
 
-func TestTransactionsWithDBResolver(t *testing.T) {
-	t.Parallel()
-	onEachCluster(t, func(t *testing.T, b *bench, sources bool, c *cluster) {
-		var calls calls
-		inside := func(name string) func(*gorm.DB) error {
-			return func(tx *gorm.DB) error { calls.add(t, tx, name); return nil }
+// wantRows checks which rows there are beside those of the beginning, in the
+// primary, the source and the replica, and deletes them.
+func (c *cluster) wantRows(t *testing.T, want ...string) {
+	t.Helper()
+	for i, pool := range []*sql.DB{c.primary, c.source, c.replica} {
+		wanted := ""
+		if want != nil {
+			wanted = want[i]
 		}
-		begin := func(name string, tx *gorm.DB) {
-			calls.add(t, tx, name)
-			if err := tx.Commit().Error; err != nil {
-				t.Error(err)
-			}
+		if got := strings.Join(rows(t, pool), " "); got != wanted {
+			t.Errorf("database %d has the rows %q, want %q", i, got, wanted)
 		}
-		if err := c.db.Transaction(inside("1")); err != nil {
-			t.Error(err)
+		if _, err := pool.ExecContext(t.Context(), "DELETE FROM rows WHERE name < 'a'"); err != nil {
+			t.Fatal(err)
 		}
-		begin("2", c.db.Begin())
-		begin("3", c.db.Clauses(dbresolver.Write).Begin())
-		begin("4", c.db.Clauses(dbresolver.Read).Begin())
-		if err := c.db.Clauses(dbresolver.Write).Transaction(inside("5")); err != nil {
-			t.Error(err)
-		}
-		if err := c.db.Omit("ID").Create(&Hooked{add: inside("6")}).Error; err != nil {
-			t.Error(err)
-		}
-		rolledBack := c.db.Clauses(dbresolver.Write).Begin()
-		calls.add(t, rolledBack, "7")
-		rolledBack.Rollback()
-		calls.want(t, "1", "2", "3", "4", "5", "6")
-
-		primary, source := []string{"1", "2", "3", "5", "6", "primary"}, []string{"source"}
-		if sources {
-			primary, source = []string{"1", "2", "primary"}, []string{"3", "5", "6", "source"}
-		}
-		for db, want := range map[*sql.DB][]string{c.primary: primary, c.source: source, c.replica: {"4", "replica"}} {
-			if got := rows(t, db); !slices.Equal(got, want) {
-				t.Errorf("rows %q, want %q", got, want)
-			}
-		}
-	})
-}
-
-// What dbresolver does outside transactions is the same as ever.
-func TestStatementsWithDBResolver(t *testing.T) {
-	t.Parallel()
-	onEachCluster(t, func(t *testing.T, b *bench, sources bool, c *cluster) {
-		written := "primary"
-		if sources {
-			written = "source"
-		}
-		for i, db := range []*gorm.DB{c.db, c.db.Session(&gorm.Session{SkipDefaultTransaction: true})} {
-			var row Row
-			read := func(what, want string, db *gorm.DB) {
-				if db.Error != nil || row.Name != want {
-					t.Errorf("%s read %q (%v), want %q", what, row.Name, db.Error, want)
-				}
-				row = Row{}
-			}
-			read("Take", "replica", db.Take(&row))
-			read("Raw", "replica", db.Raw("SELECT name FROM rows").Scan(&row))
-			read("Take for writing", written, db.Clauses(dbresolver.Write).Where("name = ?", written).Take(&row))
-
-			name := fmt.Sprint("new ", i)
-			if err := db.Omit("ID").Create(&Row{Name: name}).Error; err != nil {
-				t.Error(err)
-			}
-			if err := db.Exec("UPDATE rows SET name = ? WHERE name = ?", name+"!", name).Error; err != nil {
-				t.Error(err)
-			}
-			if err := db.Model(&Row{}).Where("name = ?", name+"!").Update("name", name+"?").Error; err != nil {
-				t.Error(err)
-			}
-			read("Take what was written", name+"?", db.Clauses(dbresolver.Write).Where("name = ?", name+"?").Take(&row))
-			if err := db.Where("name = ?", name+"?").Delete(&Row{}).Error; err != nil {
-				t.Error(err)
-			}
-		}
-		for _, db := range []*sql.DB{c.primary, c.source, c.replica} {
-			if got := rows(t, db); len(got) != 1 {
-				t.Errorf("rows %q, want that of the beginning", got)
-			}
-		}
-		if pool, err := gormoutbox.Primary(c.db.Clauses(dbresolver.Read)); pool != c.primary || err != nil {
-			t.Errorf("Primary is not that of gorm.Open (%v)", err)
-		}
-	})
+	}
 }
 
 // dbresolver opens its pools with the plugins of the first, and limits those
@@ -211,8 +213,8 @@ func TestDBResolverInitializesAgain(t *testing.T) {
 			t.Fatal(err)
 		}
 		pool := db.ConnPool
-		replica, _ := b.other(t)
-		dr := dbresolver.Register(dbresolver.Config{Replicas: []gorm.Dialector{replica}})
+		replica := b.sql(t)
+		dr := dbresolver.Register(dbresolver.Config{Replicas: []gorm.Dialector{b.dialector(replica)}})
 		if err := db.Use(dr); err != nil {
 			t.Fatal(err)
 		}
@@ -228,8 +230,14 @@ func TestDBResolverInitializesAgain(t *testing.T) {
 		if len(log.errors) != 0 {
 			t.Errorf("dbresolver says %q", log.errors)
 		}
-		if raw, err := db.DB(); err != nil || raw.Stats().MaxOpenConnections != 4 {
-			t.Errorf("the limit does not hold (%v)", err)
+		primary, err := db.DB()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, pool := range []*sql.DB{primary, replica} {
+			if n := pool.Stats().MaxOpenConnections; n != 4 {
+				t.Errorf("there are %d connections, want the 4 that dbresolver set", n)
+			}
 		}
 	})
 }

@@ -30,8 +30,8 @@ type bench struct {
 	// cached and session cache statements by the configuration of the handle
 	// and by a session; both together put a cache on a cache.
 	cached, session bool
-	gorm            func(...testdb.Option) *gorm.DB
-	other           func(testing.TB) (gorm.Dialector, *sql.DB) // another database
+	gorm            func(...testdb.Option) *gorm.DB // on the test's database
+	sql             func(testing.TB) *sql.DB        // on a new one
 }
 
 // onEach runs a test on both databases, with all ways of preparing statements.
@@ -46,17 +46,11 @@ func onEach(t *testing.T, test func(*testing.T, *bench)) {
 					if b.postgres {
 						pg := testdb.Postgres(t)
 						b.gorm = func(o ...testdb.Option) *gorm.DB { return pg.Gorm(t, o...) }
-						b.other = func(t testing.TB) (gorm.Dialector, *sql.DB) {
-							pool := testdb.Postgres(t).SQL(t)
-							return postgres.New(postgres.Config{Conn: pool}), pool
-						}
+						b.sql = func(t testing.TB) *sql.DB { return testdb.Postgres(t).SQL(t) }
 					} else {
 						lite := testdb.SQLite(t)
 						b.gorm = func(o ...testdb.Option) *gorm.DB { return lite.Gorm(t, o...) }
-						b.other = func(t testing.TB) (gorm.Dialector, *sql.DB) {
-							pool := testdb.SQLite(t).SQL(t)
-							return &sqlite.Dialector{Conn: pool}, pool
-						}
+						b.sql = func(t testing.TB) *sql.DB { return testdb.SQLite(t).SQL(t) }
 					}
 					test(t, b)
 				})
@@ -77,6 +71,14 @@ func (b *bench) String() string {
 		name += " session"
 	}
 	return name
+}
+
+// dialector is GORM's driver on a pool.
+func (b *bench) dialector(pool *sql.DB) gorm.Dialector {
+	if b.postgres {
+		return postgres.New(postgres.Config{Conn: pool})
+	}
+	return &sqlite.Dialector{Conn: pool}
 }
 
 // bare opens a handle that nothing is installed on.
@@ -122,6 +124,13 @@ func names(t testing.TB, db *gorm.DB) []string {
 		t.Fatal(err)
 	}
 	return list
+}
+
+func empty(t testing.TB, db *gorm.DB) {
+	t.Helper()
+	if err := db.Where("1 = 1").Delete(&Row{}).Error; err != nil {
+		t.Fatal(err)
+	}
 }
 
 func from(t testing.TB, db *gorm.DB) *gormoutbox.Tx {

@@ -61,7 +61,7 @@ func find(conn gorm.ConnPool) (*transaction, error) {
 			}
 			conn = c.Tx
 		case gorm.TxCommitter:
-			return nil, fmt.Errorf("%w: a %T: call db.Use before opening transactions, and do not open them within db.Connection", ErrNotInstalled, conn)
+			return nil, fmt.Errorf("%w: a %T: call db.Use before opening transactions, and gormoutbox.Install on the handle of db.Connection", ErrNotInstalled, conn)
 		default:
 			return nil, fmt.Errorf("%w: the handle is on a %T; pass the one that db.Transaction or db.Begin gave", ErrNotInTransaction, conn)
 		}
