@@ -36,6 +36,10 @@ const (
 	Dead = dialect.Dead
 )
 
+// wakeTimeout bounds the telling of other nodes, for which an operator who has
+// cancelled does not wait long.
+const wakeTimeout = 5 * time.Second
+
 // pruneBatch is the number of messages that one transaction of Prune deletes.
 const pruneBatch = 1000
 
@@ -187,14 +191,20 @@ func (in *Instance) administer(outbox string) (*binding, error) {
 	return in.binding()
 }
 
-// wakeAll wakes the workers of all nodes for every partition of the outbox. A
-// node that cannot be told finds out by its poll, so an error changes nothing.
+// wakeAll wakes the workers of all nodes for every partition of the outbox,
+// before it returns: the process may be about to exit. A node that cannot be
+// told finds out by its poll, so an error changes nothing.
 func (in *Instance) wakeAll(ctx context.Context, b *binding, outbox string) {
-	wakes := []engine.Wake{{Outbox: outbox, All: true}}
-	b.hub.Committed(wakes)
-	if in.config.Notify != Off {
-		_ = b.storage.Notify(context.WithoutCancel(ctx), nil, wakes)
+	wake := engine.Wake{Outbox: outbox, All: true}
+	if eng := in.eng.Load(); eng != nil {
+		eng.Wake(wake)
 	}
+	if in.config.Notify == Off {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), wakeTimeout)
+	defer cancel()
+	_ = b.storage.Notify(ctx, nil, []engine.Wake{wake})
 }
 
 // administration names the room an error comes from, and recognises missing

@@ -21,6 +21,11 @@ import (
 type Admin struct {
 	syntax   adminSyntax
 	outboxes map[string]tables.Name
+	window   int // the number of ids that a change looks up at a time
+}
+
+func newAdmin(syntax adminSyntax) *Admin {
+	return &Admin{syntax: syntax, outboxes: make(map[string]tables.Name), window: changeWindow}
 }
 
 // adminSyntax is how one database says what the other says differently.
@@ -95,10 +100,15 @@ func (s *statement) arg(v any) string {
 	return s.syntax.bind(len(s.args))
 }
 
-// add appends to the text. In it {messages} and {meta} stand for the tables.
+// add appends to the text. In it {messages} and {meta} stand for the tables, and
+// what source.table gives for the messages by the index of a source. Names are
+// put in last, so that nothing in them is taken for a part of the text.
 func (s *statement) add(text string) {
-	names := strings.NewReplacer("{messages}", s.name.Messages(), "{meta}", s.name.Meta())
-	s.text.WriteString(names.Replace(text))
+	names := []string{"{messages}", s.name.Messages(), "{meta}", s.name.Meta()}
+	for _, source := range allSources {
+		names = append(names, source.table(), s.syntax.using(s.name, source))
+	}
+	s.text.WriteString(strings.NewReplacer(names...).Replace(text))
 }
 
 func (s *statement) addf(format string, a ...any) { s.add(fmt.Sprintf(format, a...)) }

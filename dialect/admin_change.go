@@ -14,8 +14,8 @@ import (
 const (
 	// changeChunk is the number of messages that one transaction changes.
 	changeChunk = 1000
-	// changeWindow is the number of ids that are looked up at a time, which
-	// may cost a pass over the index of all candidates.
+	// changeWindow is the number of ids that are looked up at a time, for each
+	// look may pass over the index of all candidates.
 	changeWindow = 100 * changeChunk
 )
 
@@ -130,13 +130,13 @@ func (a *Admin) changeWhere(ctx context.Context, c change, outbox string, f Filt
 	}
 	done := 0
 	for {
-		ids, err := a.window(ctx, c, name, outbox, f)
+		ids, err := a.lookUp(ctx, c, name, outbox, f)
 		if err != nil {
 			return done, c.wrap(outbox, err)
 		}
 		n, err := a.changeAll(ctx, c, name, outbox, f, ids)
 		done += n
-		if err != nil || len(ids) < changeWindow {
+		if err != nil || len(ids) < a.window {
 			return done, c.wrap(outbox, err)
 		}
 		f.AfterID = ids[len(ids)-1]
@@ -168,10 +168,10 @@ func (c change) condition(s *statement, outbox string, f Filter) string {
 	return condition
 }
 
-// window gives the ids of the first messages to be changed, ascending.
-func (a *Admin) window(ctx context.Context, c change, name tables.Name, outbox string, f Filter) ([]int64, error) {
+// lookUp gives the ids of the first messages to be changed, ascending.
+func (a *Admin) lookUp(ctx context.Context, c change, name tables.Name, outbox string, f Filter) ([]int64, error) {
 	s := a.statement(name)
-	s.selectIDs(c.sources, c.condition(s, outbox, f), false, changeWindow)
+	s.selectIDs(c.sources, c.condition(s, outbox, f), false, a.window)
 	var ids []int64
 	err := a.syntax.read(ctx, false, func(tx engine.Tx) error {
 		ids = ids[:0]

@@ -103,6 +103,11 @@ const (
 	sourceDead      source = "status = 'dead'"
 )
 
+var allSources = []source{sourceReady, sourceScheduled, sourceFailed, sourceDelivered, sourceDead}
+
+// table stands in a statement for the messages by the source's index.
+func (s source) table() string { return "{messages" + s.index() + "}" }
+
 // index is the suffix of the index that covers the source.
 func (s source) index() string {
 	switch s {

@@ -14,7 +14,7 @@ import (
 
 // Admin gives the administration of the storage's tables.
 func (p *Postgres) Admin() *Admin {
-	a := &Admin{syntax: pgAdmin{p}, outboxes: make(map[string]tables.Name)}
+	a := newAdmin(pgAdmin{p})
 	for name, t := range p.byOutbox {
 		a.outboxes[name] = t.name
 	}

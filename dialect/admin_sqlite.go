@@ -12,7 +12,7 @@ import (
 
 // Admin gives the administration of the storage's tables.
 func (s *SQLite) Admin() *Admin {
-	a := &Admin{syntax: liteAdmin{s}, outboxes: make(map[string]tables.Name)}
+	a := newAdmin(liteAdmin{s})
 	for name, o := range s.outboxes {
 		a.outboxes[name] = o.table
 	}

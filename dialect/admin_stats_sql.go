@@ -40,10 +40,10 @@ const (
 	// could have been delivered. That of a dead message that was retried is
 	// unknown; when it was added serves.
 	headsText = `(SELECT {least} FROM (
-	SELECT * FROM (SELECT group_key, inserted_at AS since FROM {ready}
+	SELECT * FROM (SELECT group_key, inserted_at AS since FROM {messages_ready}
 		WHERE {lane} AND status = 'pending' AND scheduled_at IS NULL ORDER BY partition, id LIMIT {max}) AS r
 	UNION ALL
-	SELECT * FROM (SELECT group_key, CASE WHEN scheduled_at = {epoch} THEN inserted_at ELSE scheduled_at END AS since FROM {due}
+	SELECT * FROM (SELECT group_key, CASE WHEN scheduled_at = {epoch} THEN inserted_at ELSE scheduled_at END AS since FROM {messages_due}
 		WHERE {lane} AND status = 'pending' AND scheduled_at <= {now} ORDER BY partition, scheduled_at, id LIMIT {max}) AS d
 	) AS h{unblocked})`
 
@@ -53,19 +53,16 @@ const (
 // statsSQL composes statements for one outbox of a table.
 type statsSQL struct {
 	syntax adminSyntax
-	name   tables.Name
 	query  OutboxQuery
 	outbox string // the placeholder
 	now    string
 }
 
 // fill replaces what stands for the source and the given pairs, then what is
-// the same in all texts.
+// the same in all texts, except the tables.
 func (q statsSQL) fill(text string, s source, pairs ...string) string {
-	text = strings.NewReplacer(append(pairs, "{source}", string(s), "{from}", q.syntax.using(q.name, s))...).Replace(text)
-	text = strings.ReplaceAll(text, "{lane}", laneText)
+	text = strings.NewReplacer(append(pairs, "{source}", string(s), "{from}", s.table(), "{lane}", laneText)...).Replace(text)
 	return strings.NewReplacer("{outbox}", q.outbox, "{now}", q.now, "{epoch}", q.syntax.epoch(),
-		"{ready}", q.syntax.using(q.name, sourceReady), "{due}", q.syntax.using(q.name, sourceScheduled),
 		"{least}", q.syntax.micros("min(since)")).Replace(text)
 }
 
@@ -152,7 +149,7 @@ func (q statsSQL) unblocked() string {
 // outboxesIn lists the outboxes that have undelivered messages in a table.
 func (l look) outboxesIn(name tables.Name) ([]string, error) {
 	s := l.statement(name)
-	s.add(statsSQL{syntax: l.syntax, name: name}.walk(walkOutboxesText) + "SELECT k FROM found ORDER BY k")
+	s.add(statsSQL{syntax: l.syntax}.walk(walkOutboxesText) + "SELECT k FROM found ORDER BY k")
 	var outboxes []string
 	err := s.query(l.ctx, l.tx, func(rows *sql.Rows) error {
 		var outbox string
@@ -166,7 +163,7 @@ func (l look) outboxesIn(name tables.Name) ([]string, error) {
 // lanes describes the lanes that hold pending or dead messages.
 func (l look) lanes(name tables.Name, outbox OutboxQuery) ([]LaneStats, error) {
 	s := l.statement(name)
-	q := statsSQL{syntax: l.syntax, name: name, query: outbox, outbox: s.arg(outbox.Name), now: l.syntax.now()}
+	q := statsSQL{syntax: l.syntax, query: outbox, outbox: s.arg(outbox.Name), now: l.syntax.now()}
 	columns := []string{
 		"k",
 		q.count(sourceReady, ""),
@@ -213,7 +210,7 @@ func (l look) blocked(name tables.Name, q OutboxQuery) ([]BlockedGroup, error) {
 		}
 		s.addf(`SELECT * FROM (SELECT group_key, id, partition, attempts, last_error, CASE WHEN status = 'pending' THEN %s END AS next_retry
 	FROM %s WHERE outbox = %s AND %s%s ORDER BY partitions, partition, id LIMIT %d) AS s%d`,
-			l.syntax.micros("scheduled_at"), l.syntax.using(name, source), outbox, source, grouped, MaxBlockedListed, i)
+			l.syntax.micros("scheduled_at"), source.table(), outbox, source, grouped, MaxBlockedListed, i)
 	}
 	s.addf("\nLIMIT %d", MaxBlockedListed)
 	var groups []BlockedGroup

@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -37,7 +38,7 @@ func aged(r Report, at time.Time, age time.Duration) bool {
 // C13: whatever the table is called.
 func TestStats(t *testing.T) {
 	t.Parallel()
-	for _, table := range []string{"outboxer_messages", strings.Repeat("ä", 31) + "x", "Out %d Box", `it's "{quoted}"`} {
+	for _, table := range []string{"outboxer_messages", strings.Repeat("ä", 31) + "x", "Out %d Box", `it's "{quoted}"`, "{meta} {lane}{now}"} {
 		administerTable(t, table, func(t adminTest) {
 			t.ensure(4)
 			t.store(
@@ -140,6 +141,19 @@ func TestStatsOfBlockedGroups(t *testing.T) {
 			}
 			if o.BlockedGroups != c.groups || !slices.Equal(listed, c.listed) || (o.Unattended > 0) != c.unattended {
 				t.Errorf("%+v: %d groups, listed %v, unattended %v; want %d, %v, %v", c.query, o.BlockedGroups, listed, o.Unattended, c.groups, c.listed, c.unattended)
+			}
+		}
+	})
+}
+
+// A failed message whose retry is due waits for nobody but a worker.
+func TestDueRetryIsUnattended(t *testing.T) {
+	t.Parallel()
+	administer(t, func(t adminTest) {
+		t.store(stored{id: 1, group: "a", attempts: 1, due: -time.Hour, age: 3 * time.Hour})
+		for _, ordering := range []engine.Ordering{engine.ByGroup, engine.Total, engine.None} {
+			if o, _ := t.stats(OutboxQuery{Ordering: ordering}); o.Unattended < time.Hour || o.Unattended > 2*time.Hour {
+				t.Errorf("%v: unattended for %v, want an hour", ordering, o.Unattended)
 			}
 		}
 	})
@@ -301,6 +315,12 @@ func TestPlansUseIndexes(t *testing.T) {
 				if readsTable(plan, t.outboxes["orders"].Table) {
 					t.Errorf("analyzed %v: a statement reads the whole table:\n%s", analyzed, plan)
 				}
+				if changesWithoutID(plan) {
+					t.Errorf("analyzed %v: a change does not go by the ids:\n%s", analyzed, plan)
+				}
+				if lanesByFilter.MatchString(plan) {
+					t.Errorf("analyzed %v: a statement reads the outbox for each lane:\n%s", analyzed, plan)
+				}
 			}
 		}
 	})
@@ -361,6 +381,17 @@ func (t adminTest) plansOfEverything() []string {
 	}
 	return seen
 }
+
+// changesWithoutID recognises a change that does not find its messages by the
+// primary key.
+func changesWithoutID(plan string) bool {
+	return !strings.HasPrefix(plan, "SELECT") && !strings.HasPrefix(plan, "WITH") && !strings.HasPrefix(plan, "\nSELECT") &&
+		!strings.Contains(plan, "_pkey") && !strings.Contains(plan, "INTEGER PRIMARY KEY")
+}
+
+// lanesByFilter recognises a plan that finds the messages of a lane by looking at
+// others.
+var lanesByFilter = regexp.MustCompile(`Filter: .*\bpartition >=`)
 
 // readsTable recognises the plans of both databases for a scan of the table.
 func readsTable(plan, table string) bool {
