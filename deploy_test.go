@@ -1,10 +1,8 @@
 package outbox_test
 
 import (
-	"bytes"
 	"context"
 	"fmt"
-	"log"
 	"slices"
 	"strings"
 	"testing"
@@ -90,15 +88,20 @@ func TestThroughPgBouncer(t *testing.T) {
 	}
 }
 
+// sqlLog is a logger.Writer.
+type sqlLog struct{ strings.Builder }
+
+func (l *sqlLog) Printf(format string, args ...any) { _, _ = fmt.Fprintf(l, format, args...) }
+
 // C15
 func TestLogsHoldNoMessages(t *testing.T) {
 	t.Parallel()
 	onEach(t, func(t *testing.T, open func(...testdb.Option) *gorm.DB) {
 		const marker = "s3cret"
-		var text bytes.Buffer
+		var text sqlLog
 		core, lines := observer.New(zap.DebugLevel)
 		db := open(testdb.Config(&gorm.Config{
-			Logger: logger.New(log.New(&text, "", 0), logger.Config{LogLevel: logger.Info, SlowThreshold: 1}),
+			Logger: logger.New(&text, logger.Config{LogLevel: logger.Info, SlowThreshold: 1}),
 		}))
 		c, r := relayed(nil)
 		c.Logger = zap.New(core)

@@ -7,13 +7,17 @@ import (
 	"testing"
 	"time"
 
+	"go.uber.org/goleak"
 	"gorm.io/gorm"
 
 	"github.com/gormoutbox/outbox"
 	"github.com/gormoutbox/outbox/internal/testdb"
 )
 
-func TestMain(m *testing.M) { testdb.Main(m) }
+// GORM's cache of statements, which dbresolver makes, never ends its goroutine.
+func TestMain(m *testing.M) {
+	testdb.Main(m, goleak.IgnoreAnyFunction("gorm.io/gorm/internal/lru.NewLRU[...].func1"))
+}
 
 // onEach runs a test on both databases. open gives another handle, with a pool
 // of its own, on the same database each time.
