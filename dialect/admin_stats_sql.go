@@ -37,17 +37,18 @@ const (
 	countText = `(SELECT count(*) FROM (SELECT 1 FROM {from} WHERE {lane} AND {source}{and} ORDER BY partition LIMIT {max}) AS c)`
 
 	// The messages at the head of the lane with the instant since when each
-	// could have been delivered. That of a dead message that was retried is
-	// unknown; when it was added serves.
-	headsText = `(SELECT {least} FROM (
-	SELECT * FROM (SELECT group_key, inserted_at AS since FROM {messages_ready}
+	// could have been delivered, and what they may wait for, by group. That of
+	// a dead message that was retried is unknown; when it was added serves.
+	oldestText = `(SELECT {least} FROM (SELECT g, min(since) AS since FROM (
+	SELECT * FROM (SELECT {group} AS g, inserted_at AS since, 0 AS blocked FROM {messages_ready}
 		WHERE {lane} AND status = 'pending' AND scheduled_at IS NULL ORDER BY partition, id LIMIT {max}) AS r
 	UNION ALL
-	SELECT * FROM (SELECT group_key, CASE WHEN scheduled_at = {epoch} THEN inserted_at ELSE scheduled_at END AS since FROM {messages_due}
-		WHERE {lane} AND status = 'pending' AND scheduled_at <= {now} ORDER BY partition, scheduled_at, id LIMIT {max}) AS d
-	) AS h{unblocked})`
+	SELECT * FROM (SELECT {group} AS g, CASE WHEN scheduled_at = {epoch} THEN inserted_at ELSE scheduled_at END AS since, 0 AS blocked FROM {messages_due}
+		WHERE {lane} AND status = 'pending' AND scheduled_at <= {now} ORDER BY partition, scheduled_at, id LIMIT {max}) AS d{blockers}
+	) AS h GROUP BY g HAVING max(blocked) = 0 OR g IS NULL) AS u)`
 
-	blockersText = `SELECT * FROM (SELECT {group} AS g FROM {from} WHERE {lane} AND {source}{and} ORDER BY partition LIMIT {max}) AS c`
+	blockersText = `SELECT * FROM (SELECT {group} AS g, CASE WHEN 1 = 0 THEN inserted_at END AS since, 1 AS blocked FROM {from}
+		WHERE {lane} AND {source}{and} ORDER BY partition LIMIT {max}) AS c`
 )
 
 // statsSQL composes statements for one outbox of a table.
@@ -83,10 +84,29 @@ func (q statsSQL) count(s source, and string) string {
 	return q.fill(countText, s, "{and}", and, "{max}", fmt.Sprint(MaxCounted))
 }
 
-// oldest looks at the first messages of the lane, only at unblocked ones if
-// the condition says so.
-func (q statsSQL) oldest(limit int, unblocked string) string {
-	return q.fill(headsText, "", "{max}", fmt.Sprint(limit), "{unblocked}", unblocked)
+// oldest is since when the oldest message could have been delivered, blocked or
+// not.
+func (q statsSQL) oldest() string {
+	return q.fill(oldestText, "", "{group}", q.group(), "{max}", "1", "{blockers}", "")
+}
+
+// deliverable is the same for the oldest one that does not wait for another, as
+// far as the head of the lane shows.
+func (q statsSQL) deliverable() string {
+	blockers := q.blockersIn(true, MaxCounted)
+	if blockers != "" {
+		blockers = "\n\tUNION ALL " + blockers
+	}
+	return q.fill(oldestText, "", "{group}", q.group(), "{max}", fmt.Sprint(maxLookedAt), "{blockers}", blockers)
+}
+
+// group is what a message's order is kept within. In Total order the lane is
+// one group.
+func (q statsSQL) group() string {
+	if q.query.Ordering == engine.Total {
+		return "'all'"
+	}
+	return "group_key"
 }
 
 // blockers are the sources of messages that hold their group.
@@ -100,50 +120,28 @@ func (q OutboxQuery) blockers() []source {
 	return []source{sourceFailed}
 }
 
-// blockersIn selects the groups of up to limit blockers in the lane.
-func (q statsSQL) blockersIn(s source, and string, limit int) string {
-	group := "group_key"
-	if q.query.Ordering == engine.Total {
-		group = "1" // the lane is one group
+// blockersIn selects the groups of up to limit blockers of each kind in the
+// lane; empty if nothing blocks. A failed message that is due waits for nobody,
+// though others wait for it: waiting leaves it out.
+func (q statsSQL) blockersIn(waiting bool, limit int) string {
+	var heads []string
+	for _, s := range q.query.blockers() {
+		and := ""
+		if waiting && s == sourceFailed {
+			and = " AND scheduled_at > {now}"
+		}
+		heads = append(heads, q.fill(blockersText, s, "{group}", q.group(), "{and}", and, "{max}", fmt.Sprint(limit)))
 	}
-	return q.fill(blockersText, s, "{group}", group, "{and}", and, "{max}", fmt.Sprint(limit))
+	return strings.Join(heads, "\n\tUNION ALL ")
 }
 
 // blocked counts the groups of the lane that are blocked.
 func (q statsSQL) blocked() string {
-	var heads []string
-	for _, s := range q.query.blockers() {
-		heads = append(heads, q.blockersIn(s, "", MaxBlockedCounted))
-	}
-	if len(heads) == 0 {
+	blockers := q.blockersIn(false, MaxBlockedCounted)
+	if blockers == "" {
 		return "0"
 	}
-	return "(SELECT count(DISTINCT g) FROM (" + strings.Join(heads, " UNION ALL ") + ") AS b)"
-}
-
-// unblocked is the condition on the heads of the lane that leaves out what
-// waits for another message. A failed message that is due is itself what the
-// others wait for.
-func (q statsSQL) unblocked() string {
-	var conditions []string
-	for _, s := range q.query.blockers() {
-		waiting := ""
-		if s == sourceFailed {
-			waiting = " AND scheduled_at > {now}"
-		}
-		if q.query.Ordering == engine.Total {
-			conditions = append(conditions, "NOT EXISTS ("+q.blockersIn(s, waiting, 1)+")")
-		} else {
-			conditions = append(conditions, "group_key NOT IN ("+q.blockersIn(s, waiting+" AND group_key IS NOT NULL", MaxCounted)+")")
-		}
-	}
-	switch {
-	case len(conditions) == 0:
-		return ""
-	case q.query.Ordering == engine.Total:
-		return " WHERE " + strings.Join(conditions, " AND ")
-	}
-	return " WHERE group_key IS NULL OR (" + strings.Join(conditions, " AND ") + ")"
+	return "(SELECT count(DISTINCT g) FROM (" + blockers + ") AS b)"
 }
 
 // outboxesIn lists the outboxes that have undelivered messages in a table.
@@ -171,8 +169,8 @@ func (l look) lanes(name tables.Name, outbox OutboxQuery) ([]LaneStats, error) {
 		q.count(sourceScheduled, " AND scheduled_at > {now}"),
 		q.count(sourceDead, ""),
 		q.blocked(),
-		q.oldest(1, ""),
-		q.oldest(maxLookedAt, q.unblocked()),
+		q.oldest(),
+		q.deliverable(),
 	}
 	s.add(q.walk(walkLanesText) + "SELECT " + strings.Join(columns, ",\n") + "\nFROM found ORDER BY k")
 	var lanes []LaneStats
