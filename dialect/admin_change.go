@@ -51,7 +51,7 @@ var (
 		what:    "mark messages dead",
 		sources: Pending.sources(),
 		apply: func(s adminSyntax) string {
-			return "UPDATE {messages} SET status = 'dead', last_error = COALESCE(last_error, '" + markedDead + "'), dead_at = " + s.now()
+			return "UPDATE {messages} SET status = 'dead', scheduled_at = NULL, last_error = COALESCE(last_error, '" + markedDead + "'), dead_at = " + s.now()
 		},
 	}
 	discard = change{
