@@ -13,6 +13,7 @@ var blockedTests = []test{
 	{"total order: a failed message holds the lane", blockedTotal},
 	{"no order: a failed message holds itself", blockedNone},
 	{"a retry comes before the rest of its group", blockedRetryFirst},
+	{"a due retry waits with another of its group", blockedTwoRetries},
 	{"more retries than fit a page keep their groups behind them", blockedManyRetries},
 	{"a dead message lets its group go on", blockedDead},
 	{"a dead message holds its group if asked", blockedHoldDead},
@@ -82,6 +83,20 @@ func blockedRetryFirst(f *fixture) {
 	}
 }
 
+// blockedTwoRetries has two failed messages in one group, as an outbox leaves
+// them whose order was None before.
+func blockedTwoRetries(f *fixture) {
+	id := f.add(message("g", "g1"), message("g", "g2"), message("", "u1"), message("", "u2"), message("h", "h"))
+	f.fail(time.Hour, id[0], id[2])
+	f.fail(0, id[1], id[3])
+	f.wantTypes(f.peek(lane, query()), "u2", "h")
+	q := query()
+	q.Ordering = engine.Total
+	f.wantTypes(f.peek(lane, q))
+	q.Ordering = engine.None
+	f.wantTypes(f.peek(lane, q), "g2", "u2", "h")
+}
+
 func blockedManyRetries(f *fixture) {
 	var failed []int64
 	var rows []engine.Row
@@ -100,6 +115,7 @@ func blockedManyRetries(f *fixture) {
 		f.SetDue(f.T, Orders, id, -time.Duration(i)*time.Second)
 	}
 	got := drain(f, engine.Query{Limit: 5, MaxBytes: 1000})
+	wantEqual(f, "first page", got[:min(len(got), 5)], []string{"11.1", "10.1", "9.1", "8.1", "7.1"})
 	if len(got) != 25 {
 		f.Fatalf("drained %d messages, want 25", len(got))
 	}
@@ -160,6 +176,16 @@ func blockedHoldDead(f *fixture) {
 	f.Revive(f.T, Orders, id[3])
 	q.Ordering = engine.ByGroup
 	f.wantTypes(f.peek(lane, q), "g1", "u1", "g2", "h1", "u2")
+
+	// It holds a retry as well, and what is ready beside other retries.
+	f.kill(id[0])
+	f.settle(engine.Settlement{Delivered: []int64{id[3]}})
+	f.fail(0, id[2])
+	f.wantTypes(f.peek(lane, q), "h1", "u2")
+	f.fail(0, id[1])
+	f.wantTypes(f.peek(lane, q), "h1", "u2")
+	q.HoldDead = false
+	f.wantTypes(f.peek(lane, q), "h1", "g2", "u2")
 }
 
 // C47
