@@ -333,6 +333,55 @@ func TestSQLiteUnknownSavepoint(t *testing.T) {
 	}
 }
 
+// C05: a driver that leaves a statement out because its context has just ended
+// must not make an add succeed.
+func TestSQLiteInsertLeftOut(t *testing.T) {
+	t.Parallel()
+	l := newLite(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	_, err := l.storage.Insert(ctx, leavingOut{cancel: cancel}, []engine.Row{liteRow("g", "a")}, false)
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("insert = %v, want context.Canceled", err)
+	}
+}
+
+// leavingOut is a transaction whose context ends at each statement, which it
+// reports as done.
+type leavingOut struct {
+	engine.Tx
+	cancel func()
+}
+
+func (l leavingOut) ExecContext(context.Context, string, ...any) (sql.Result, error) {
+	l.cancel()
+	return nil, nil
+}
+
+// A settlement either takes effect or fails, whenever its context ends.
+func TestSQLiteSettleWithEndingContext(t *testing.T) {
+	t.Parallel()
+	l := newLite(t)
+	for i := range 60 {
+		if err := l.add(t.Context(), liteRow("g", fmt.Sprint(i))); err != nil {
+			t.Fatal(err)
+		}
+		id := l.peek(t).Envelopes[0].ID
+		s := engine.Settlement{Delivered: []int64{id}}
+		if i%2 == 0 {
+			s.Failed = []engine.Failure{{ID: -1}} // this one takes a transaction
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		go cancel()
+		if err := l.storage.Settle(ctx, storagetest.Orders, s); err == nil {
+			if left := l.peek(t).Envelopes; len(left) != 0 {
+				t.Fatalf("settled message %d is still there", left[0].ID)
+			}
+		} else if err := l.storage.Settle(t.Context(), storagetest.Orders, s); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 func TestNewSQLiteRefuses(t *testing.T) {
 	t.Parallel()
 	for name, config := range map[string]dialect.Config{

@@ -168,10 +168,16 @@ func (r *liteRun) dueAt(row *engine.Row) int64 {
 	return at
 }
 
+// insert asks for the context again when all seems well: glebarez/go-sqlite
+// leaves a statement out and reports success if its context ends just before,
+// and the transaction, which may have another context, could then be committed
+// without the message.
 func (r *liteRun) insert(ctx context.Context, tx engine.Tx) error {
 	text, args := r.statement()
-	_, err := tx.ExecContext(ctx, text, args...)
-	return err
+	if _, err := tx.ExecContext(ctx, text, args...); err != nil {
+		return err
+	}
+	return ctx.Err()
 }
 
 // insertReturning appends the stored envelopes to list. RETURNING takes four

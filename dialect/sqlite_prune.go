@@ -31,19 +31,12 @@ func (s *SQLite) Prune(ctx context.Context, q engine.PruneQuery) (int, error) {
 	}
 	defer o.pruning.Unlock()
 	now := s.micros()
-	var deleted int64
-	err = retryBusy(ctx, func() error {
-		result, err := s.db.ExecContext(ctx, o.prune, o.name, cutoff(now, q.Delivered), cutoff(now, q.Dead), q.Limit)
-		if err != nil {
-			return err
-		}
-		deleted, err = result.RowsAffected()
-		return err
-	})
+	result, err := s.exec(ctx, o.prune, o.name, cutoff(now, q.Delivered), cutoff(now, q.Dead), q.Limit)
 	if err != nil {
 		return 0, fmt.Errorf("prune %s: %w", o.table.Messages(), err)
 	}
-	return int(deleted), nil
+	deleted, err := result.RowsAffected()
+	return int(deleted), err
 }
 
 // cutoff is the latest time that is past its retention; NULL where everything

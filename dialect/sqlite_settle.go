@@ -61,7 +61,9 @@ func (s *SQLite) settle(ctx context.Context, o *liteOutbox, settlement engine.Se
 	}
 	work := liteSettlement{Settlement: settlement, outbox: o, now: s.micros()}
 	if len(work.Failed)+len(work.Dead) == 0 && len(work.Delivered) <= idChunk {
-		return retryBusy(ctx, func() error { return work.delivered(ctx, s.db, work.Delivered) })
+		text, args := work.delivered(work.Delivered)
+		_, err := s.exec(ctx, text, args...)
+		return err
 	}
 	return s.write(ctx, func(c *sql.Conn) error { return work.apply(ctx, c) })
 }
@@ -72,15 +74,11 @@ type liteSettlement struct {
 	now    int64
 }
 
-// execer is a pool or a connection of it.
-type execer interface {
-	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
-}
-
-func (w *liteSettlement) apply(ctx context.Context, c execer) error {
+func (w *liteSettlement) apply(ctx context.Context, c *sql.Conn) error {
 	for ids := range slices.Chunk(w.Delivered, idChunk) {
-		if err := w.delivered(ctx, c, ids); err != nil {
-			return err
+		text, args := w.delivered(ids)
+		if _, err := c.ExecContext(ctx, text, args...); err != nil {
+			return fmt.Errorf("record %d delivered messages: %w", len(ids), err)
 		}
 	}
 	for _, f := range w.Failed {
@@ -97,15 +95,12 @@ func (w *liteSettlement) apply(ctx context.Context, c execer) error {
 	return nil
 }
 
-func (w *liteSettlement) delivered(ctx context.Context, c execer, ids []int64) error {
-	text, args := w.outbox.settle.del, []any{w.outbox.name}
+// delivered gives the statement that settles delivered messages.
+func (w *liteSettlement) delivered(ids []int64) (text string, args []any) {
 	if w.Keep {
-		text, args = w.outbox.settle.keep, []any{w.now, w.outbox.name}
+		return w.outbox.settle.keep + idList(ids), []any{w.now, w.outbox.name}
 	}
-	if _, err := c.ExecContext(ctx, text+idList(ids), args...); err != nil {
-		return fmt.Errorf("record %d delivered messages: %w", len(ids), err)
-	}
-	return nil
+	return w.outbox.settle.del + idList(ids), []any{w.outbox.name}
 }
 
 // idList writes ids as they stand after IN. Constants take less time than

@@ -48,6 +48,15 @@ func retryBusy(ctx context.Context, fn func() error) error {
 	}
 }
 
+// exec runs one writing statement, which needs no transaction around it.
+func (s *SQLite) exec(ctx context.Context, query string, args ...any) (result sql.Result, err error) {
+	err = s.conn(ctx, func(ctx context.Context, c *sql.Conn) error {
+		result, err = c.ExecContext(ctx, query, args...)
+		return err
+	})
+	return result, err
+}
+
 // write runs fn in a transaction of its own that is a writer from its first
 // statement on. One that began as a reader could not become a writer once
 // somebody else has written, however long it waited (SQLITE_BUSY_SNAPSHOT).
@@ -55,24 +64,39 @@ func retryBusy(ctx context.Context, fn func() error) error {
 // every application sets and not every driver honours in all combinations.
 //
 // fn may be called several times. It must use c alone: the pool may have no
-// second connection.
+// second connection. If ctx has ended when it returns, nothing is committed.
 func (s *SQLite) write(ctx context.Context, fn func(c *sql.Conn) error) error {
+	return s.conn(ctx, func(whole context.Context, c *sql.Conn) error {
+		if _, err := c.ExecContext(whole, "BEGIN IMMEDIATE"); err != nil {
+			return fmt.Errorf("begin: %w", err)
+		}
+		err := fn(c)
+		if err == nil {
+			err = ctx.Err()
+		}
+		if err != nil {
+			return errors.Join(err, rollback(whole, c))
+		}
+		if _, err := c.ExecContext(whole, "COMMIT"); err != nil {
+			return errors.Join(fmt.Errorf("commit: %w", err), rollback(whole, c))
+		}
+		return nil
+	})
+}
+
+// conn runs fn on a connection, again and again while the database is busy and
+// ctx has not ended. The context that it hands on does not end: statements that
+// write are short, and a driver may leave one out and report success if its
+// context ends just before it (glebarez/go-sqlite does), or leave it unknown
+// whether one that it interrupted has taken effect.
+func (s *SQLite) conn(ctx context.Context, fn func(ctx context.Context, c *sql.Conn) error) error {
 	return retryBusy(ctx, func() error {
 		c, err := s.db.Conn(ctx)
 		if err != nil {
 			return fmt.Errorf("take a connection: %w", err)
 		}
 		defer c.Close()
-		if _, err := c.ExecContext(ctx, "BEGIN IMMEDIATE"); err != nil {
-			return fmt.Errorf("begin: %w", err)
-		}
-		if err := fn(c); err != nil {
-			return errors.Join(err, rollback(ctx, c))
-		}
-		if _, err := c.ExecContext(ctx, "COMMIT"); err != nil {
-			return errors.Join(fmt.Errorf("commit: %w", err), rollback(ctx, c))
-		}
-		return nil
+		return fn(context.WithoutCancel(ctx), c)
 	})
 }
 
@@ -80,7 +104,7 @@ func (s *SQLite) write(ctx context.Context, fn func(c *sql.Conn) error) error {
 // A connection on which that does not work is closed, so that it does not go
 // back to the pool with the write lock.
 func rollback(ctx context.Context, c *sql.Conn) error {
-	_, err := c.ExecContext(context.WithoutCancel(ctx), "ROLLBACK")
+	_, err := c.ExecContext(ctx, "ROLLBACK")
 	if err == nil || strings.Contains(err.Error(), "no transaction is active") {
 		return nil
 	}
