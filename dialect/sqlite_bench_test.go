@@ -127,6 +127,9 @@ func handBatch(b *testing.B, db *sql.DB) int {
 		}
 		ids = append(ids, id)
 	}
+	if err := found.Err(); err != nil {
+		b.Fatal(err)
+	}
 	if len(ids) == 0 {
 		return 0
 	}

@@ -151,7 +151,7 @@ func TestSQLiteExcludeByTable(t *testing.T) {
 		if err != nil {
 			t.Fatalf("exclude from %s: %v", table, err)
 		}
-		defer release()
+		t.Cleanup(func() { _ = release() })
 	}
 	both := map[string]tables.Name{"a": {Table: "free"}, "b": {Table: "box"}}
 	s, err := dialect.NewSQLite(openDSN(t, path), dialect.Config{Outboxes: both})
@@ -167,7 +167,7 @@ func TestSQLiteExcludeByTable(t *testing.T) {
 	if err != nil {
 		t.Fatalf("exclude from the free table: %v", err)
 	}
-	defer release()
+	t.Cleanup(func() { _ = release() })
 }
 
 // The lock must not disturb SQLite's own.

@@ -32,7 +32,8 @@ const (
 SELECT COALESCE(facts.partitions, 1), facts.paused_at IS NOT NULL,
 	(SELECT scheduled_at FROM {messages} INDEXED BY {due}
 		WHERE {lane} AND status = 'pending' AND scheduled_at {after} ORDER BY scheduled_at LIMIT 1),
-	{stray}, tables.installation, NULL, NULL, NULL, NULL
+	{stray}, tables.installation,
+	NULL AS type, NULL AS headers, NULL AS payload, NULL AS last_error
 FROM {meta} tables LEFT JOIN {meta} facts ON facts.outbox = ?1 WHERE tables.outbox = ''`
 	gateAny   = `IS NOT NULL`
 	gateAfter = `> ?4`

@@ -1,6 +1,7 @@
 package dialect
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -205,7 +206,7 @@ func (r *liteRun) insertReturning(ctx context.Context, tx engine.Tx, list []engi
 		return nil, fmt.Errorf("%d rows came back for %d", got, len(r.rows))
 	}
 	// The ids rise in the order of the rows; RETURNING promises no order.
-	slices.SortFunc(list[first:], func(a, b engine.Envelope) int { return int(a.ID - b.ID) })
+	slices.SortFunc(list[first:], func(a, b engine.Envelope) int { return cmp.Compare(a.ID, b.ID) })
 	for i := range r.rows {
 		r.fill(&list[first+i], &r.rows[i])
 	}

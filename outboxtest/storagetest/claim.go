@@ -90,7 +90,7 @@ func claimPanics(f *fixture) {
 	f.add(message("g", "a"))
 	func() {
 		defer func() {
-			if got := recover(); got != errFailed {
+			if got, _ := recover().(error); !errors.Is(got, errFailed) {
 				f.Errorf("recovered %v, want what was thrown", got)
 			}
 		}()
