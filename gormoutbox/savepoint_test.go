@@ -234,6 +234,7 @@ func TestFunctionsFollowRows(t *testing.T) {
 			empty(t, db)
 			var c calls
 			m := &machine{t: t, c: &c, tx: db.Begin()}
+			defer m.tx.Rollback() // if the check ends early
 			r.Repeat(map[string]func(*rapid.T){
 				"add":      m.add,
 				"set":      m.set,
