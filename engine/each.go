@@ -20,9 +20,9 @@ func Concurrency(n int) EachOption {
 }
 
 // Timeout bounds one call of the function; running into it counts as that
-// message's failure. The default is half of the outbox's DeliverTimeout, and
-// so is the most that makes sense: a call is not started when less than its
-// timeout is left of the batch's time.
+// message's failure. A call is not started when less than its timeout is left
+// of the batch's time. The default is half of the outbox's DeliverTimeout, and
+// the most is nine tenths of it, so that a batch's first call can be started.
 func Timeout(d time.Duration) EachOption {
 	return func(e *each) { e.timeout = max(d, 0) }
 }
@@ -58,8 +58,12 @@ type each struct {
 func (e *each) Deliver(ctx context.Context, batch []Envelope) error {
 	d := deliveryFrom(ctx)
 	r := &eachRun{each: e, ctx: ctx, delivery: d, timeout: e.timeout}
-	if deadline, ok := ctx.Deadline(); ok && r.timeout == 0 {
-		r.timeout = time.Until(deadline) / 2
+	if deadline, ok := ctx.Deadline(); ok {
+		left := time.Until(deadline)
+		if r.timeout == 0 {
+			r.timeout = left / 2
+		}
+		r.timeout = min(r.timeout, left-left/10)
 	}
 	slots := make(chan struct{}, e.concurrency)
 	var wg sync.WaitGroup
@@ -117,8 +121,7 @@ type eachRun struct {
 // deliverInOrder sends one sequence until it ends or a message fails. The rest
 // is not attempted, also when the function panics or ends its goroutine.
 func (r *eachRun) deliverInOrder(seq []*Envelope) {
-	next := 0
-	var err error = errGoexit
+	next, err := 0, errGoexit
 	defer func() {
 		if p := recover(); p != nil {
 			err = panicError(p)
@@ -170,8 +173,9 @@ func (r *eachRun) call(env *Envelope) error {
 		defer cancel()
 	}
 	err := r.fn(ctx, *env)
-	if err != nil && r.ctx.Err() != nil {
-		// The whole batch was interrupted: that says nothing of the message.
+	if err != nil && errors.Is(r.ctx.Err(), context.Canceled) {
+		// The batch was interrupted: that says nothing of the message. Where
+		// its time ran out instead, the message had all of its own.
 		return fmt.Errorf("%w: interrupted: %w", ErrNotAttempted, err)
 	}
 	return err
