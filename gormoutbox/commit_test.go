@@ -104,6 +104,45 @@ func TestNoFunctionsWithoutACommit(t *testing.T) {
 	})
 }
 
+// C16: a COMMIT that fails ends the transaction all the same. On SQLite it
+// would go on, on a connection of the pool.
+func TestCommitFails(t *testing.T) {
+	t.Parallel()
+	onEach(t, func(t *testing.T, b *bench) {
+		db := b.open(t, gorm.Config{}, testdb.PoolSize(1))
+		for _, s := range []string{
+			"CREATE TABLE parents (id integer PRIMARY KEY)",
+			"CREATE TABLE children (parent integer REFERENCES parents (id) DEFERRABLE INITIALLY DEFERRED)",
+		} {
+			if err := db.Exec(s).Error; err != nil {
+				t.Fatal(err)
+			}
+		}
+		if !b.postgres {
+			db.Exec("PRAGMA foreign_keys = on")
+		}
+		var c calls
+		for range 2 {
+			err := db.Transaction(func(tx *gorm.DB) error {
+				c.add(t, tx, "never")
+				return tx.Exec("INSERT INTO children VALUES (1)").Error
+			})
+			if err == nil {
+				t.Fatal("the commit succeeded")
+			}
+		}
+		c.wantBoth(t, db)
+		err := db.Transaction(func(tx *gorm.DB) error {
+			c.add(t, tx, "afterwards")
+			return nil
+		})
+		if err != nil {
+			t.Errorf("the next transaction: %v", err)
+		}
+		c.wantBoth(t, db, "afterwards")
+	})
+}
+
 // C06
 func TestBeginThatNobodyFinishes(t *testing.T) {
 	t.Parallel()

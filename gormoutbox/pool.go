@@ -16,6 +16,8 @@ type pool struct {
 	logger logger.Interface // told of functions that panic
 	// exactNames says that quoted names of savepoints are told apart by case.
 	exactNames bool
+	// staysOpen says that a transaction goes on after a COMMIT that failed.
+	staysOpen bool
 }
 
 var (
@@ -24,7 +26,12 @@ var (
 )
 
 func newPool(db *gorm.DB, inner gorm.ConnPool) *pool {
-	return &pool{ConnPool: inner, logger: db.Logger, exactNames: db.Dialector.Name() == "postgres"}
+	return &pool{
+		ConnPool:   inner,
+		logger:     db.Logger,
+		exactNames: db.Dialector.Name() == "postgres",
+		staysOpen:  db.Dialector.Name() == "sqlite",
+	}
 }
 
 // BeginTx begins a transaction. After an error the transaction is a typed nil,

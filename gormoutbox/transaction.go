@@ -38,12 +38,32 @@ var (
 // first: whatever comes of it, nothing can be added anymore.
 func (t *transaction) Commit() error {
 	functions := t.end()
-	if err := t.Tx.Commit(); err != nil {
+	if err := t.commit(); err != nil {
 		return err
 	}
 	for _, fn := range functions {
 		t.run(fn)
 	}
+	return nil
+}
+
+// commit leaves no transaction open. After a COMMIT that failed, by a deferred
+// constraint or a full disk, SQLite goes on with the transaction, and some
+// drivers give its connection back to the pool like that: it keeps the write
+// lock, and whoever gets it sees rows that were never committed, as if they
+// were. So COMMIT is run as a statement, which a rollback can follow, and then
+// another transaction is begun for database/sql to end.
+func (t *transaction) commit() error {
+	if !t.pool.staysOpen || t.ctx.Err() != nil {
+		return t.Tx.Commit()
+	}
+	ctx := context.WithoutCancel(t.ctx)
+	if _, err := t.Tx.ExecContext(ctx, "COMMIT"); err != nil {
+		_ = t.Tx.Rollback() // also done, if the context has just ended
+		return err
+	}
+	_, _ = t.Tx.ExecContext(ctx, "BEGIN")
+	_ = t.Tx.Commit() // of nothing
 	return nil
 }
 
