@@ -205,31 +205,6 @@ func TestNoFunctionsAfterAnAbortedTransaction(t *testing.T) {
 	})
 }
 
-func TestNoFunctionsAfterAFailedCommit(t *testing.T) {
-	t.Parallel()
-	onEach(t, func(t *testing.T, b *bench) {
-		if !b.postgres {
-			t.Skip("database/sql hands the connection back with SQLite's transaction open")
-		}
-		db := b.open(t, gorm.Config{})
-		err := db.Exec("CREATE TABLE deferred (name text UNIQUE DEFERRABLE INITIALLY DEFERRED)").Error
-		if err != nil {
-			t.Fatal(err)
-		}
-		var c calls
-		tx := db.Begin()
-		c.add(t, tx, "lost")
-		if err := tx.Exec("INSERT INTO deferred VALUES ('a'), ('a')").Error; err != nil {
-			t.Fatal(err)
-		}
-		if tx.Commit().Error == nil {
-			t.Error("the commit succeeded")
-		}
-		tx.Commit()
-		c.wantBoth(t, db)
-	})
-}
-
 func TestAPanicDoesNotHideTheCommit(t *testing.T) {
 	t.Parallel()
 	onEach(t, func(t *testing.T, b *bench) {

@@ -16,7 +16,8 @@
 //
 // The wrapper is under the statement cache, where GORM and its plugins do not
 // see it: they look for the cache by its type. Everything else GORM does goes
-// on unchanged.
+// on unchanged, except that on SQLite a commit which fails ends the transaction,
+// as on other databases.
 //
 // # Limits
 //

@@ -48,6 +48,34 @@ func TestInstallWrapsOnce(t *testing.T) {
 	})
 }
 
+// The cache of statements that is in use stays, and so do its statements.
+func TestInstallKeepsTheCache(t *testing.T) {
+	t.Parallel()
+	onEach(t, func(t *testing.T, b *bench) {
+		db := b.bare(gorm.Config{})
+		before, ok := db.ConnPool.(*gorm.PreparedStmtDB)
+		if ok != b.cached {
+			t.Fatalf("the pool is a %T", db.ConnPool)
+		}
+		if !ok {
+			return
+		}
+		inner := before.ConnPool
+		if err := gormoutbox.Install(db); err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range []gorm.ConnPool{db.ConnPool, db.Statement.ConnPool} {
+			after, ok := p.(*gorm.PreparedStmtDB)
+			if !ok || after.Stmts != before.Stmts || after.Mux != before.Mux {
+				t.Errorf("the pool is a %T, want the same cache", p)
+			}
+		}
+		if before.ConnPool != inner {
+			t.Error("a cache was changed that others may use")
+		}
+	})
+}
+
 func TestInstallByConfiguration(t *testing.T) {
 	t.Parallel()
 	onEach(t, func(t *testing.T, b *bench) {

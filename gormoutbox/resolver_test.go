@@ -165,7 +165,9 @@ func (c *cluster) transactions(t *testing.T, db *gorm.DB, sources bool) {
 		begun("2", db.Begin()),
 		begun("3", written().Begin()),
 		begun("4", db.Clauses(dbresolver.Read).Begin()),
-		written().Transaction(inside("5")),
+		written().Transaction(func(tx *gorm.DB) error {
+			return tx.Omit("ID").Create(&Hooked{Name: "5", hook: inside("5")}).Error
+		}),
 		db.Omit("ID").Create(&Hooked{Name: "6", hook: inside("6")}).Error,
 		db.Model(&Hooked{hook: inside("7")}).Where("name = ?", "6").Update("name", "7").Error,
 		db.Where("name = ?", "7").Delete(&Hooked{hook: inside("8")}).Error,

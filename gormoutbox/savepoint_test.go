@@ -1,6 +1,7 @@
 package gormoutbox_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -121,31 +122,32 @@ func TestRollbackToAnUnknownSavepoint(t *testing.T) {
 func TestFunctionsFollowSavepoints(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct {
-		steps, want  string
-		onlyPostgres bool
+		steps, want string
+		language    string // the only one that has it
 	}{
-		"rolled back":          {"+a, SAVEPOINT s, +b, ROLLBACK TO SAVEPOINT s, +c", "a c", false},
-		"twice":                {"SAVEPOINT s, +a, ROLLBACK TO s, +b, ROLLBACK TO s, +c", "c", false},
-		"released":             {"SAVEPOINT s, +a, RELEASE SAVEPOINT s, +b", "a b", false},
-		"outer after release":  {"SAVEPOINT o, +a, SAVEPOINT s, +b, RELEASE s, +c, ROLLBACK TO o, +d", "d", false},
-		"same name":            {"SAVEPOINT s, +a, SAVEPOINT s, +b, ROLLBACK TO s, +c", "a c", false},
-		"same name released":   {"SAVEPOINT s, +a, SAVEPOINT s, +b, RELEASE s, +c, ROLLBACK TO s", "", false},
-		"outer of two":         {"SAVEPOINT o, +a, SAVEPOINT s, +b, ROLLBACK TO o, +c", "c", false},
-		"release of the outer": {"SAVEPOINT x, +a, SAVEPOINT o, +b, SAVEPOINT s, +c, RELEASE o, ROLLBACK TO x", "", false},
-		"case":                 {"savepoint S, +a, Rollback To Savepoint s", "", false},
-		"quoted":               {`SAVEPOINT "my "" point", +a, ROLLBACK TO SAVEPOINT "my "" point", +b`, "b", false},
-		"quoted and not":       {`SAVEPOINT "point", +a, ROLLBACK TO POINT`, "", false},
-		"spaces":               {" \n SAVEPOINT\ts; , +a, rollback\n transaction to s ;", "", false},
-		"a keyword":            {"SAVEPOINT savepoint, +a, ROLLBACK TO savepoint", "", true},
-		"beyond ASCII":         {"SAVEPOINT größe, +a, SAVEPOINT größer, +b, ROLLBACK TO größe", "", false},
-		"case in quotes":       {`SAVEPOINT s, +a, SAVEPOINT "S", +b, ROLLBACK TO s`, "", true},
-		"work":                 {"SAVEPOINT s, +a, ROLLBACK WORK TO s", "", true},
+		"rolled back":          {"+a, SAVEPOINT s, +b, ROLLBACK TO SAVEPOINT s, +c", "a c", ""},
+		"twice":                {"SAVEPOINT s, +a, ROLLBACK TO s, +b, ROLLBACK TO s, +c", "c", ""},
+		"released":             {"SAVEPOINT s, +a, RELEASE SAVEPOINT s, +b", "a b", ""},
+		"outer after release":  {"SAVEPOINT o, +a, SAVEPOINT s, +b, RELEASE s, +c, ROLLBACK TO o, +d", "d", ""},
+		"same name":            {"SAVEPOINT s, +a, SAVEPOINT s, +b, ROLLBACK TO s, +c", "a c", ""},
+		"same name released":   {"SAVEPOINT s, +a, SAVEPOINT s, +b, RELEASE s, +c, ROLLBACK TO s", "", ""},
+		"outer of two":         {"SAVEPOINT o, +a, SAVEPOINT s, +b, ROLLBACK TO o, +c", "c", ""},
+		"release of the outer": {"SAVEPOINT x, +a, SAVEPOINT o, +b, SAVEPOINT s, +c, RELEASE o, ROLLBACK TO x", "", ""},
+		"case":                 {"savepoint S, +a, Rollback To Savepoint s", "", ""},
+		"quoted":               {`SAVEPOINT "my "" point", +a, ROLLBACK TO SAVEPOINT "my "" point", +b`, "b", ""},
+		"quoted and not":       {`SAVEPOINT "point", +a, ROLLBACK TO POINT`, "", ""},
+		"spaces":               {" \n SAVEPOINT\ts; , +a, rollback\n transaction to s ;", "", ""},
+		"a keyword":            {"SAVEPOINT savepoint, +a, ROLLBACK TO savepoint", "", "postgres"},
+		"beyond ASCII":         {"SAVEPOINT größe, +a, SAVEPOINT größer, +b, ROLLBACK TO größe", "", ""},
+		"case in quotes":       {`SAVEPOINT s, +a, SAVEPOINT "S", +b, ROLLBACK TO s`, "", "postgres"},
+		"no case in quotes":    {`SAVEPOINT "Point", +a, ROLLBACK TO point`, "", "sqlite"},
+		"work":                 {"SAVEPOINT s, +a, ROLLBACK WORK TO s", "", "postgres"},
 	}
 	onEach(t, func(t *testing.T, b *bench) {
 		db := b.open(t, gorm.Config{})
 		for name, test := range tests {
-			if test.onlyPostgres && !b.postgres {
-				continue // not in SQLite's language
+			if test.language != "" && test.language != db.Name() {
+				continue
 			}
 			t.Run(name, func(t *testing.T) {
 				empty(t, db)
@@ -166,6 +168,39 @@ func TestFunctionsFollowSavepoints(t *testing.T) {
 				c.wantBoth(t, db, strings.Fields(test.want)...)
 			})
 		}
+	})
+}
+
+// A statement that the database refused changed nothing.
+func TestSavepointThatWasNotSet(t *testing.T) {
+	t.Parallel()
+	onEach(t, func(t *testing.T, b *bench) {
+		db := b.open(t, gorm.Config{})
+		var c calls
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		err := db.Transaction(func(tx *gorm.DB) error {
+			own := from(t, tx)
+			if err := tx.SavePoint("s").Error; err != nil {
+				return err
+			}
+			c.add(t, tx, "dropped")
+			if _, err := own.ExecContext(ended, "SAVEPOINT s"); err == nil {
+				t.Error("a savepoint was set in an ended context")
+			}
+			if rows, err := own.QueryContext(ended, "SAVEPOINT s"); err == nil {
+				defer rows.Close()
+				t.Errorf("a savepoint was set in an ended context (%v)", rows.Err())
+			}
+			if row := tx.Statement.ConnPool.QueryRowContext(ended, "SAVEPOINT s"); row.Err() == nil && !b.cached && !b.session { // a cache returns an empty row
+				t.Error("a savepoint was set in an ended context")
+			}
+			return tx.RollbackTo("s").Error
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.wantBoth(t, db)
 	})
 }
 

@@ -145,7 +145,9 @@ func (t *transaction) QueryRowContext(ctx context.Context, query string, args ..
 // and out of our sight, so that success is assumed. The cache is older than the
 // transaction; what it prepared cannot be known from PrepareContext.
 func (t *transaction) StmtContext(ctx context.Context, stmt *sql.Stmt) *sql.Stmt {
-	t.follow(reflect.ValueOf(stmt).Elem().FieldByName("query").String())
+	if ctx.Err() == nil {
+		t.follow(reflect.ValueOf(stmt).Elem().FieldByName("query").String())
+	}
 	return t.Tx.StmtContext(ctx, stmt)
 }
 
