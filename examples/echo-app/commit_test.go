@@ -1,0 +1,190 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"testing"
+
+	"github.com/labstack/echo/v5"
+	"gorm.io/gorm"
+)
+
+// failCommits has every transaction that stores an order fail when it commits,
+// and no sooner: by a constraint that is checked then.
+func failCommits(t *testing.T, db *gorm.DB) (heal func()) {
+	t.Helper()
+	statements, healing := []string{
+		"CREATE TABLE permits (id integer PRIMARY KEY)",
+		"CREATE TABLE checks (permit integer REFERENCES permits (id) DEFERRABLE INITIALLY DEFERRED)",
+		"CREATE TRIGGER refuse AFTER INSERT ON orders BEGIN INSERT INTO checks VALUES (1); END",
+	}, "DROP TRIGGER refuse"
+	if db.Name() == "postgres" {
+		statements, healing = []string{
+			"CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'refused'; END $$",
+			"CREATE CONSTRAINT TRIGGER refuse AFTER INSERT ON orders DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION refuse()",
+		}, "DROP TRIGGER refuse ON orders"
+	}
+	execute(t, db, statements...)
+	return func() { execute(t, db, healing) }
+}
+
+func execute(t *testing.T, db *gorm.DB, statements ...string) {
+	t.Helper()
+	for _, s := range statements {
+		if err := db.Exec(s).Error; err != nil {
+			t.Fatalf("%s: %v", s, err)
+		}
+	}
+}
+
+// shrinkPool leaves so few connections that each one that is lost is missed.
+func shrinkPool(t *testing.T, db *gorm.DB) {
+	t.Helper()
+	pool, err := db.DB()
+	if err != nil {
+		t.Fatal(err)
+	}
+	pool.SetMaxOpenConns(fewConns)
+	pool.SetMaxIdleConns(fewConns)
+}
+
+const fewConns = 2
+
+// C16: a commit that fails is answered as such, and leaves no message.
+func TestCommitFails(t *testing.T) {
+	t.Parallel()
+	onEach(t, func(t *testing.T, d database) {
+		a := newApp(t, d)
+		url := a.serve(t) + "/orders"
+		shrinkPool(t, a.db)
+		heal := failCommits(t, a.db)
+		for range 2 * fewConns {
+			wantError(t, send(t, http.MethodPost, url, validOrder), http.StatusInternalServerError, "could not do this")
+		}
+		a.wantStored(t, 0, 0)
+		heal()
+		if got := send(t, http.MethodPost, url, validOrder); got.status != http.StatusCreated {
+			t.Errorf("answered %d afterwards", got.status)
+		}
+		a.wantStored(t, 1, 1)
+		if entries, _, _ := a.journal.Since(0); len(entries) != 1 {
+			t.Errorf("the journal has %+v", entries)
+		}
+	})
+}
+
+// C16: whatever a handler answers, and however it ends, its transaction ends
+// with it.
+func TestEveryAnswerEndsItsTransaction(t *testing.T) {
+	t.Parallel()
+	order := func() *Order { return &Order{Customer: "Ada", Item: "cup", Quantity: 1} }
+	place := func(a *app, c *echo.Context) error { return a.orders.Place(c.Request().Context(), order()) }
+	for name, test := range map[string]struct {
+		handle func(a *app, c *echo.Context) error
+		status int
+		stored int // of each order and message, per request
+	}{
+		"no content": {func(a *app, c *echo.Context) error {
+			return errors.Join(place(a, c), c.NoContent(http.StatusNoContent))
+		}, http.StatusNoContent, 1},
+		"redirect": {func(a *app, c *echo.Context) error {
+			return errors.Join(place(a, c), c.Redirect(http.StatusFound, "/"))
+		}, http.StatusFound, 1},
+		"not found": {func(a *app, c *echo.Context) error {
+			return a.orders.Cancel(c.Request().Context(), 1)
+		}, http.StatusNotFound, 0},
+		"error after the answer": {func(a *app, c *echo.Context) error {
+			return errors.Join(place(a, c), c.String(http.StatusCreated, "placed"), errors.New("after the answer"))
+		}, http.StatusCreated, 1},
+		"panic after the answer": {func(a *app, c *echo.Context) error {
+			err := errors.Join(place(a, c), c.String(http.StatusCreated, "placed"))
+			panic(fmt.Sprint("after the answer", err))
+		}, http.StatusCreated, 1},
+		"panic in the transaction": {func(a *app, c *echo.Context) error {
+			return a.db.Transaction(func(tx *gorm.DB) error {
+				if err := (Orders{tx}).Place(c.Request().Context(), order()); err != nil {
+					return err
+				}
+				panic("in the transaction")
+			})
+		}, http.StatusInternalServerError, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			onEach(t, func(t *testing.T, d database) {
+				a := newApp(t, d)
+				a.router.POST("/test", func(c *echo.Context) error { return test.handle(a, c) })
+				url := a.serve(t)
+				shrinkPool(t, a.db)
+				for range 2 * fewConns {
+					if got := send(t, http.MethodPost, url+"/test", ""); got.status != test.status {
+						t.Errorf("answered %d, want %d", got.status, test.status)
+					}
+				}
+				stored := 2 * fewConns * test.stored
+				a.wantStored(t, int64(stored), stored)
+				if got := send(t, http.MethodPost, url+"/orders", validOrder); got.status != http.StatusCreated {
+					t.Errorf("answered %d afterwards", got.status)
+				}
+				a.wantStored(t, int64(stored+1), stored+1)
+			})
+		})
+	}
+}
+
+// C16: a client that goes away in the middle leaves neither an order nor a
+// message nor a transaction.
+func TestClientDisconnects(t *testing.T) {
+	t.Parallel()
+	onEach(t, func(t *testing.T, d database) {
+		a := newApp(t, d)
+		stored := make(chan struct{})
+		ended := make(chan error)
+		hold := func(tx *gorm.DB) { // after the order was stored, within its transaction
+			stored <- struct{}{}
+			<-tx.Statement.Context.Done()
+		}
+		if err := a.db.Callback().Create().After("gorm:create").Register("test:hold", hold); err != nil {
+			t.Fatal(err)
+		}
+		a.router.POST("/test", func(c *echo.Context) error {
+			err := a.orders.Place(c.Request().Context(), &Order{Customer: "Ada", Item: "cup", Quantity: 1})
+			ended <- err
+			return err
+		})
+		url := a.serve(t)
+		shrinkPool(t, a.db)
+		for range 2 * fewConns {
+			ctx, cancel := context.WithCancel(t.Context())
+			gone := make(chan struct{})
+			go func() {
+				defer close(gone)
+				req, err := http.NewRequestWithContext(ctx, http.MethodPost, url+"/test", nil)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if resp, err := client().Do(req); err == nil {
+					resp.Body.Close()
+					t.Errorf("answered %d", resp.StatusCode)
+				}
+			}()
+			<-stored
+			cancel()
+			if err := <-ended; err == nil {
+				t.Error("the order was placed")
+			}
+			<-gone
+		}
+		if err := a.db.Callback().Create().Remove("test:hold"); err != nil {
+			t.Fatal(err)
+		}
+		a.wantStored(t, 0, 0)
+		if got := send(t, http.MethodPost, url+"/orders", validOrder); got.status != http.StatusCreated {
+			t.Errorf("answered %d afterwards", got.status)
+		}
+		a.wantStored(t, 1, 1)
+	})
+}
