@@ -69,7 +69,6 @@ func (a *api) place(c *echo.Context) error {
 	if err := a.orders.Place(c.Request().Context(), &order); err != nil {
 		return err
 	}
-	a.journal.Committed(order.ID, placed)
 	c.Response().Header().Set(echo.HeaderLocation, fmt.Sprintf("/orders/%d", order.ID))
 	return c.JSON(http.StatusCreated, order)
 }
@@ -94,7 +93,6 @@ func (a *api) cancel(c *echo.Context) error {
 	if err := a.orders.Cancel(c.Request().Context(), id); err != nil {
 		return err
 	}
-	a.journal.Committed(id, cancelled)
 	return c.NoContent(http.StatusNoContent)
 }
 

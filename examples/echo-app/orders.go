@@ -16,6 +16,7 @@ import (
 	"gorm.io/gorm"
 
 	"github.com/gormoutbox/outbox"
+	"github.com/gormoutbox/outbox/gormoutbox"
 )
 
 // Order is the business data of the service.
@@ -59,13 +60,19 @@ func (e OrderCancelled) OutboxMessage() (outbox.Message, error) {
 }
 
 // Orders keeps orders, and announces what happens to them.
-type Orders struct{ db *gorm.DB }
+type Orders struct {
+	db      *gorm.DB
+	journal *Journal // is told when a message was committed
+}
 
 // Place stores an order and its event, or neither. When it returns nil both are
 // committed; that is the time to answer the client, and no sooner.
 func (o Orders) Place(ctx context.Context, order *Order) error {
 	err := o.db.WithContext(ctx).Transaction(func(tx *gorm.DB) error {
 		if err := tx.Create(order).Error; err != nil {
+			return err
+		}
+		if err := o.noteCommit(tx, order.ID, placed); err != nil {
 			return err
 		}
 		// Last, because it may hold the lock of a group until the commit.
@@ -89,11 +96,25 @@ func (o Orders) Cancel(ctx context.Context, id int64) error {
 		case update.RowsAffected == 0:
 			return gorm.ErrRecordNotFound
 		}
+		if err := o.noteCommit(tx, id, cancelled); err != nil {
+			return err
+		}
 		return outbox.Add(tx, OrderCancelled{id})
 	})
 	if err != nil {
 		return fmt.Errorf("cancel order %d: %w", id, err)
 	}
+	return nil
+}
+
+// noteCommit is for the page, which shows how long deliveries take: it has the
+// journal told of the commit, before anybody can deliver the message.
+func (o Orders) noteCommit(tx *gorm.DB, id int64, typ string) error {
+	own, err := gormoutbox.From(tx)
+	if err != nil {
+		return err
+	}
+	own.OnCommit(func() { o.journal.Committed(id, typ) })
 	return nil
 }
 

@@ -70,7 +70,7 @@ func newApp(t *testing.T, d database) *app {
 		t.Fatal(err)
 	}
 	a := &app{
-		api: &api{orders: Orders{db}, journal: journal, ready: ob.Check, closing: t.Context(), log: log},
+		api: &api{orders: Orders{db, journal}, journal: journal, ready: ob.Check, closing: t.Context(), log: log},
 		db:  db,
 		ob:  ob,
 	}

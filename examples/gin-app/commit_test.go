@@ -103,7 +103,7 @@ func TestEveryAnswerEndsItsTransaction(t *testing.T) {
 		}, http.StatusCreated, 1},
 		"panic in the transaction": {func(a *app, c *gin.Context) {
 			_ = a.db.Transaction(func(tx *gorm.DB) error {
-				if err := (Orders{tx}).Place(c.Request.Context(), order()); err != nil {
+				if err := (Orders{tx, a.journal}).Place(c.Request.Context(), order()); err != nil {
 					return err
 				}
 				panic("in the transaction")

@@ -68,7 +68,6 @@ func (a *api) place(c *gin.Context) {
 		a.fail(c, err)
 		return
 	}
-	a.journal.Committed(order.ID, placed)
 	c.Header("Location", fmt.Sprintf("/orders/%d", order.ID))
 	c.JSON(http.StatusCreated, order)
 }
@@ -97,7 +96,6 @@ func (a *api) cancel(c *gin.Context) {
 		a.fail(c, err)
 		return
 	}
-	a.journal.Committed(id, cancelled)
 	c.Status(http.StatusNoContent)
 }
 

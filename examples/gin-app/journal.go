@@ -14,8 +14,8 @@ import (
 // maxEntries bounds what a Journal remembers.
 const maxEntries = 100
 
-// Entry is what a Journal knows of a message. Of one that was committed before
-// this process started, it knows nothing but the delivery.
+// Entry is what a Journal knows of a message: nothing but the delivery, where
+// the commit was another process's or before this one started.
 type Entry struct {
 	OrderID     int64             `json:"order_id"`
 	DedupID     string            `json:"dedup_id,omitempty"`
@@ -69,7 +69,7 @@ func (j *Journal) Deliver(_ context.Context, env outbox.Envelope) error {
 }
 
 // Committed notes that an order's event of the given type has just been
-// committed. The delivery may have been faster than the caller.
+// committed.
 func (j *Journal) Committed(orderID int64, typ string) {
 	now := time.Now().UTC()
 	j.update(orderID, typ, func(e *Entry) { e.CommittedAt = now })
@@ -99,7 +99,7 @@ func (j *Journal) update(orderID int64, typ string, set func(*Entry)) {
 	}
 	set(&entry)
 	if !entry.CommittedAt.IsZero() && !entry.DeliveredAt.IsZero() {
-		ms := float64(max(0, entry.DeliveredAt.Sub(entry.CommittedAt)).Microseconds()) / 1000
+		ms := float64(entry.DeliveredAt.Sub(entry.CommittedAt).Microseconds()) / 1000
 		entry.LatencyMS = &ms
 	}
 	j.change++

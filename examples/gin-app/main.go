@@ -90,7 +90,7 @@ func run(ctx context.Context, o options, stdout io.Writer, log *zap.Logger) (err
 		return err
 	}
 	defer func() { err = errors.Join(err, stop(ctx, ob.Stop)) }()
-	a := &api{orders: Orders{db}, journal: journal, ready: ob.Check, log: log}
+	a := &api{orders: Orders{db, journal}, journal: journal, ready: ob.Check, log: log}
 	if o.once {
 		return serveOnce(ctx, listener, a, stdout)
 	}

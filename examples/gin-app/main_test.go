@@ -138,7 +138,7 @@ func hold(dsn, file string) {
 		panic(err)
 	}
 	order := Order{Customer: "Ada", Item: "teapot", Quantity: 1}
-	if err := (Orders{db}).Place(context.Background(), &order); err != nil {
+	if err := (Orders{db, NewJournal()}).Place(context.Background(), &order); err != nil {
 		panic(err)
 	}
 	if err := ob.Start(context.Background()); err != nil {
