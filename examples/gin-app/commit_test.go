@@ -7,25 +7,32 @@ import (
 
 	"github.com/gin-gonic/gin"
 	"gorm.io/gorm"
+
+	"github.com/gormoutbox/outbox/internal/testdb"
 )
 
-// failCommits has every transaction that stores an order fail when it commits,
-// and no sooner: by a constraint that is checked then.
-func failCommits(t *testing.T, db *gorm.DB) (heal func()) {
-	t.Helper()
-	statements, healing := []string{
+// breakage is a way to have every transaction that stores an order fail when it
+// commits, and no sooner: by something that is checked, or done, then.
+type breakage struct {
+	dialect string
+	breaks  []string
+	heals   string
+}
+
+var breakages = map[string]breakage{
+	"sqlite refuses": {"sqlite", []string{
 		"CREATE TABLE permits (id integer PRIMARY KEY)",
 		"CREATE TABLE checks (permit integer REFERENCES permits (id) DEFERRABLE INITIALLY DEFERRED)",
 		"CREATE TRIGGER refuse AFTER INSERT ON orders BEGIN INSERT INTO checks VALUES (1); END",
-	}, "DROP TRIGGER refuse"
-	if db.Name() == "postgres" {
-		statements, healing = []string{
-			"CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'refused'; END $$",
-			"CREATE CONSTRAINT TRIGGER refuse AFTER INSERT ON orders DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION refuse()",
-		}, "DROP TRIGGER refuse ON orders"
-	}
-	execute(t, db, statements...)
-	return func() { execute(t, db, healing) }
+	}, "DROP TRIGGER refuse"},
+	"postgres refuses": {"postgres", []string{
+		"CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'refused'; END $$",
+		"CREATE CONSTRAINT TRIGGER refuse AFTER INSERT ON orders DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION refuse()",
+	}, "DROP TRIGGER refuse ON orders"},
+	"postgres drops the connection": {"postgres", []string{
+		"CREATE FUNCTION drop() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); PERFORM 1; RETURN NULL; END $$",
+		"CREATE CONSTRAINT TRIGGER drop AFTER INSERT ON orders DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION drop()",
+	}, "DROP TRIGGER drop ON orders"},
 }
 
 func execute(t *testing.T, db *gorm.DB, statements ...string) {
@@ -53,24 +60,31 @@ const fewConns = 2
 // C16: a commit that fails is answered as such, and leaves no message.
 func TestCommitFails(t *testing.T) {
 	t.Parallel()
-	onEach(t, func(t *testing.T, d database) {
-		a := newApp(t, d)
-		url := a.serve(t) + "/orders"
-		shrinkPool(t, a.db)
-		heal := failCommits(t, a.db)
-		for range 2 * fewConns {
-			wantError(t, send(t, http.MethodPost, url, validOrder), http.StatusInternalServerError, "could not do this")
-		}
-		a.wantStored(t, 0, 0)
-		heal()
-		if got := send(t, http.MethodPost, url, validOrder); got.status != http.StatusCreated {
-			t.Errorf("answered %d afterwards", got.status)
-		}
-		a.wantStored(t, 1, 1)
-		if entries, _, _ := a.journal.Since(0); len(entries) != 1 {
-			t.Errorf("the journal has %+v", entries)
-		}
-	})
+	for name, how := range breakages {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			d := sqliteFile(t)
+			if how.dialect == "postgres" {
+				d = database{dsn: testdb.Postgres(t).DSN}
+			}
+			a := newApp(t, d)
+			url := a.serve(t) + "/orders"
+			shrinkPool(t, a.db)
+			execute(t, a.db, how.breaks...)
+			for range 2 * fewConns {
+				wantError(t, send(t, http.MethodPost, url, validOrder), http.StatusInternalServerError, "could not do this")
+			}
+			a.wantStored(t, 0, 0)
+			execute(t, a.db, how.heals)
+			if got := send(t, http.MethodPost, url, validOrder); got.status != http.StatusCreated {
+				t.Errorf("answered %d afterwards", got.status)
+			}
+			a.wantStored(t, 1, 1)
+			if entries, _, _ := a.journal.Since(0); len(entries) != 1 {
+				t.Errorf("the journal has %+v", entries)
+			}
+		})
+	}
 }
 
 // C16: whatever a handler answers, and however it ends, its transaction ends

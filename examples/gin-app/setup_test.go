@@ -176,9 +176,10 @@ func do(t *testing.T, method, url, body string) (answer, io.Reader) {
 	return answer{status: resp.StatusCode, header: resp.Header}, resp.Body
 }
 
-// client keeps no connections and follows no redirects.
+// client keeps no connections, follows no redirects, and gives up some time.
 func client() *http.Client {
 	return &http.Client{
+		Timeout:       patience,
 		Transport:     &http.Transport{DisableKeepAlives: true},
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
