@@ -80,15 +80,15 @@ func TestEachFailure(t *testing.T) {
 		fn                func(context.Context, Envelope) error
 		delivered, failed string
 	}{
-		"none":                 {ByGroup, failing(nil), "a:1 b:1 a:2 3 b:2 4", ""},
-		"head of a group":      {ByGroup, failing(errBroken, "a:1"), "b:1 3 b:2 4", "a:1"},
-		"end of a group":       {ByGroup, failing(errBroken, "a:2"), "a:1 b:1 3 b:2 4", "a:2"},
-		"without a group":      {ByGroup, failing(errBroken, "3"), "a:1 b:1 a:2 b:2 4", "3"},
-		"all":                  {ByGroup, failing(errBroken, names...), "", "a:1 b:1 3 4"},
-		"total":                {Total, failing(errBroken, "a:2"), "a:1 b:1", "a:2"},
-		"none promised":        {None, failing(errBroken, "a:1"), "b:1 a:2 3 b:2 4", "a:1"},
-		"permanent":            {ByGroup, failing(Permanent(errBroken), "a:1"), "b:1 3 b:2 4", "a:1"},
-		"not attempted":        {ByGroup, failing(ErrNotAttempted, "a:1"), "b:1 3 b:2 4", ""},
+		"none":                  {ByGroup, failing(nil), "a:1 b:1 a:2 3 b:2 4", ""},
+		"head of a group":       {ByGroup, failing(errBroken, "a:1"), "b:1 3 b:2 4", "a:1"},
+		"end of a group":        {ByGroup, failing(errBroken, "a:2"), "a:1 b:1 3 b:2 4", "a:2"},
+		"without a group":       {ByGroup, failing(errBroken, "3"), "a:1 b:1 a:2 b:2 4", "3"},
+		"all":                   {ByGroup, failing(errBroken, names...), "", "a:1 b:1 3 4"},
+		"total":                 {Total, failing(errBroken, "a:2"), "a:1 b:1", "a:2"},
+		"none promised":         {None, failing(errBroken, "a:1"), "b:1 a:2 3 b:2 4", "a:1"},
+		"permanent":             {ByGroup, failing(Permanent(errBroken), "a:1"), "b:1 3 b:2 4", "a:1"},
+		"not attempted":         {ByGroup, failing(ErrNotAttempted, "a:1"), "b:1 3 b:2 4", ""},
 		"wrapped not attempted": {ByGroup, failing(fmt.Errorf("full: %w", ErrNotAttempted), "a:1"), "b:1 3 b:2 4", ""},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -14,6 +14,9 @@ type outcome struct {
 	// outage, if set, says that the destination is unavailable, or that
 	// nothing at all could be attempted.
 	outage error
+	// sweeping: the outage is one error for the whole batch, which leaves open
+	// whether the destination is down or one message spoils it.
+	sweeping bool
 	// panicked: the whole call panicked, which is never the destination's doing.
 	panicked bool
 	// abandoned: the call still runs; its outcome will never be known.
@@ -37,6 +40,7 @@ func (o *OutboxConfig) judge(batch []Envelope, err error, now time.Time) outcome
 		return outcome{
 			notAttempted: len(batch),
 			outage:       err,
+			sweeping:     true,
 			panicked:     errors.As(err, &p) || errors.Is(err, errGoexit),
 		}
 	}

@@ -56,7 +56,8 @@ func (p *pause) set(v verdict, w *worker) {
 		p.timer.Reset(p.longer(faultMin, faultMax))
 	case out:
 		p.retry = 0
-		p.timer.Reset(min(w.config.Backoff.Delay(max(w.health.failures, 1)), maxOutageDelay))
+		d := w.config.Backoff.Delay(max(w.health.failures, 1))
+		p.timer.Reset(min(max(d, minOutageDelay), maxOutageDelay))
 	}
 }
 

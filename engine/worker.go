@@ -63,7 +63,7 @@ func newWorker(e *Engine, config *OutboxConfig, number, partitions int) *worker 
 	w := &worker{
 		engine: e, config: config, number: number,
 		wake:   make(chan struct{}, 1),
-		health: newHealth(config.BatchSize),
+		health: newHealth(config),
 	}
 	w.partitions.Store(int64(partitions))
 	return w
@@ -185,11 +185,12 @@ func (w *worker) page(c Claim, page Page) (v verdict, done bool, err error) {
 	if w.scope.stopping() {
 		return stopped, true, nil
 	}
+	searched := w.health.searching() // then more than the page may be ready
 	v, err = w.handle(c, page)
 	if v != idle || err != nil {
 		return v, true, err
 	}
-	return idle, !page.More && !w.woken() && !w.health.searching(), nil
+	return idle, !page.More && !w.woken() && !searched && !w.health.searching(), nil
 }
 
 // handle delivers a page and hands its settlement to the claim. It returns
@@ -232,8 +233,8 @@ func (w *worker) query() Query {
 		MaxBytes:   w.config.MaxBatchBytes,
 		Ordering:   w.config.Ordering,
 		HoldDead:   w.config.AfterDead == HoldGroup,
-		SkipGroups: w.health.groups,
-		SkipIDs:    w.health.ids,
+		SkipGroups: w.health.suspects.groups,
+		SkipIDs:    w.health.suspects.ids,
 		Lease:      w.config.DeliverTimeout + abandonGrace,
 	}
 }
