@@ -12,7 +12,8 @@ import (
 const abandonGrace = time.Second
 
 // deliver hands a batch to the relay and judges the answer. It returns when
-// the relay does, or abandonGrace after the context's end at the latest.
+// the relay does, or abandonGrace after the context's end at the latest; then
+// the call is left to itself, and whatever it answers is thrown away.
 func (w *worker) deliver(c Claim, page Page) outcome {
 	ctx, cancel := context.WithCancelCause(w.scope.hard)
 	defer cancel(nil)
@@ -21,13 +22,16 @@ func (w *worker) deliver(c Claim, page Page) outcome {
 	ctx = withDelivery(ctx, delivery{ordering: w.config.Ordering, alive: c.Alive})
 
 	unwatch := c.Watch(func() { cancel(ErrOwnershipLost) })
-	answer := make(chan error, 1)
-	go w.callRelay(ctx, page.Envelopes, answer)
-	err, abandoned := await(ctx, answer)
+	call := make(relayCall, 1)
+	go call.run(ctx, w.config.Relay, page.Envelopes)
+	err, abandoned := call.await(ctx)
 	unwatch()
 	if abandoned {
-		w.abandon(answer)
+		w.stuck.Store(&call)
 		return outcome{notAttempted: len(page.Envelopes), abandoned: true, outage: err}
+	}
+	if errors.Is(ctx.Err(), context.Canceled) {
+		err = spare(err, context.Cause(ctx))
 	}
 	out := w.config.judge(page.Envelopes, err, page.Now)
 	if cause := context.Cause(ctx); errors.Is(cause, ErrOwnershipLost) && out.outage != nil {
@@ -36,46 +40,88 @@ func (w *worker) deliver(c Claim, page Page) outcome {
 	return out
 }
 
-// callRelay sends the relay's answer exactly once, also when it panics or ends
-// the goroutine.
-func (w *worker) callRelay(ctx context.Context, batch []Envelope, answer chan<- error) {
+// spare takes the blame from messages that the relay names because a stop or a
+// lost partition interrupted it, and not for a reason of their own.
+func spare(err, cause error) error {
+	failed, ok := errors.AsType[*BatchError](err)
+	if !ok || failed == nil {
+		return err
+	}
+	spared := &BatchError{Outage: failed.Outage}
+	for id, err := range failed.Failed {
+		if errors.Is(err, context.Canceled) || errors.Is(err, cause) {
+			err = fmt.Errorf("%w: interrupted: %w", ErrNotAttempted, err)
+		}
+		spared.Fail(id, err)
+	}
+	return spared
+}
+
+// relayCall receives the answer of one call of a relay, and is closed when the
+// call has returned.
+type relayCall chan error
+
+// run calls the relay. It answers also when the relay panics or ends the
+// goroutine.
+func (c relayCall) run(ctx context.Context, relay Relay, batch []Envelope) {
 	err := errGoexit
 	defer func() {
 		if p := recover(); p != nil {
 			err = panicError(p)
 		}
-		answer <- err
+		c <- err
+		close(c)
 	}()
-	err = w.config.Relay.Deliver(ctx, batch)
+	err = relay.Deliver(ctx, batch)
 }
 
 // await waits for the answer, and a little longer than the context.
-func await(ctx context.Context, answer <-chan error) (err error, abandoned bool) {
+func (c relayCall) await(ctx context.Context) (err error, abandoned bool) {
 	select {
-	case err = <-answer:
+	case err = <-c:
 		return err, false
 	case <-ctx.Done():
 	}
 	grace := time.NewTimer(abandonGrace)
 	defer grace.Stop()
 	select {
-	case err = <-answer:
+	case err = <-c:
 		return err, false
 	case <-grace.C:
-		return fmt.Errorf("relay ignored the end of its context: %w", context.Cause(ctx)), true
+		return fmt.Errorf("%w: %w", errAbandoned, context.Cause(ctx)), true
 	}
 }
 
-// abandon leaves a relay call to itself. The worker serves its partition again
-// when the call has returned; until then another node may.
-func (w *worker) abandon(answer <-chan error) {
-	returned := make(chan struct{})
-	w.stuck.Store(&returned)
-	w.engine.calls.Add(1)
-	go func() {
-		defer w.engine.calls.Done()
-		<-answer
-		w.stuck.Store(nil)
-		close(returned)
-	}()
+// errAbandoned ends a claim whose relay call was left to itself.
+var errAbandoned = errors.New("relay ignored the end of its context")
+
+// stuckCall gives the abandoned call of this partition, or nil if there is
+// none or it has returned. The partition is not served in this process until
+// then; another node may.
+func (w *worker) stuckCall() relayCall {
+	call := w.stuck.Load()
+	if call == nil {
+		return nil
+	}
+	select {
+	case <-*call: // its answer comes too late
+		w.stuck.CompareAndSwap(call, nil)
+		return nil
+	default:
+		return *call
+	}
+}
+
+// awaitStuck waits until an abandoned call has returned.
+func (w *worker) awaitStuck(quit <-chan struct{}) bool {
+	call := w.stuckCall()
+	if call == nil {
+		return true
+	}
+	select {
+	case <-call:
+		return true
+	case <-quit:
+		return false
+	}
 }

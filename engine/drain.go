@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 )
 
@@ -14,94 +15,158 @@ type DrainResult struct {
 }
 
 // Drain delivers what is due in the given outboxes, or in all, once, and
-// returns when nothing is ready any more: what failed waits for its retry, and
-// an outbox in outage is left. It needs no Start, and shares the partitions
-// with running workers, here and elsewhere. When ctx ends it stops like Stop,
-// settles, and returns ctx's error with what it did. Waiting is left to the
-// caller, who can ask the database.
+// returns when nothing is ready any more: what failed waits for its retry,
+// also where that is due before the drain ends, and an outbox in outage is
+// left. It needs no Start, and shares the partitions with running workers,
+// here and elsewhere. When ctx ends it stops like Stop, settles, and returns
+// ctx's error with what it did; and an error when the storage fails again and
+// again. Waiting is left to the caller, who can ask the database.
 func (e *Engine) Drain(ctx context.Context, outboxes ...string) (DrainResult, error) {
 	if len(outboxes) == 0 {
 		outboxes = e.names()
 	}
-	workers, release, err := e.drainers(ctx, outboxes)
+	release, err := e.excludeUnlessRunning(ctx)
 	if err != nil {
-		return DrainResult{}, err
+		return DrainResult{}, fmt.Errorf("drain: %w", err)
 	}
-	s := newScope(ctx)
-	defer s.end()
-	defer context.AfterFunc(ctx, func() { s.endHard(context.Cause(ctx)) })()
+	d := &drain{scope: newScope(ctx), outboxes: outboxes}
+	defer d.scope.end()
+	defer context.AfterFunc(ctx, func() { d.scope.endHard(context.Cause(ctx)) })()
+	for again := true; again && err == nil; {
+		again, err = d.round(ctx, e)
+	}
+	if released := release(); err == nil {
+		err = released
+	}
+	if ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		return d.result, fmt.Errorf("drain: %w", err)
+	}
+	return d.result, nil
+}
 
-	var (
-		mu    sync.Mutex
-		total DrainResult
-		wg    sync.WaitGroup
-	)
+// excludeUnlessRunning takes the exclusive right to relay, which an engine
+// that runs has already.
+func (e *Engine) excludeUnlessRunning(ctx context.Context) (release func() error, err error) {
+	e.mu.Lock()
+	running := e.run != nil
+	e.mu.Unlock()
+	if running {
+		return func() error { return nil }, nil
+	}
+	return e.exclude(ctx)
+}
+
+// drain is one call of Drain.
+type drain struct {
+	scope    *scope
+	outboxes []string
+
+	mu     sync.Mutex
+	result DrainResult
+	moved  bool
+	err    error
+}
+
+// round drains each partition, under the counts in force; again says that they
+// changed meanwhile.
+func (d *drain) round(ctx context.Context, e *Engine) (again bool, err error) {
+	probed, err := e.config.Storage.Probe(ctx, d.outboxes)
+	if err != nil {
+		return false, err
+	}
+	e.mu.Lock()
+	e.apply(probed)
+	workers := e.active(d.outboxes)
+	e.mu.Unlock()
+
+	d.moved = false
+	var wg sync.WaitGroup
 	for _, w := range workers {
 		wg.Go(func() {
-			if !e.acquireSlot(s.soft.Done()) {
-				return
+			t := &tally{once: true}
+			end := w.drain(d.scope, t)
+			d.mu.Lock()
+			defer d.mu.Unlock()
+			d.result.Delivered += t.delivered
+			d.result.Failed += t.failed
+			d.moved = d.moved || end.verdict == moved
+			if d.err == nil && end.verdict == fault {
+				d.err = end.err
 			}
-			defer e.releaseSlot()
-			t := w.drain(s)
-			mu.Lock()
-			defer mu.Unlock()
-			total.Delivered += t.delivered
-			total.Failed += t.failed
 		})
 	}
 	wg.Wait()
-	if err := release(); err != nil {
-		return total, err
-	}
-	if err := ctx.Err(); err != nil {
-		return total, fmt.Errorf("drain: %w", context.Cause(ctx))
-	}
-	return total, nil
+	return d.moved && !d.scope.stopping(), d.err
 }
 
-// drainers gives the workers of the outboxes, under the counts in force.
-func (e *Engine) drainers(ctx context.Context, outboxes []string) (workers []*worker, release func() error, err error) {
-	probed, err := e.config.Storage.Probe(ctx, outboxes)
-	if err != nil {
-		return nil, nil, fmt.Errorf("drain: %w", err)
-	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	release = func() error { return nil }
-	if e.run == nil {
-		if release, err = e.exclude(ctx); err != nil {
-			return nil, nil, err
-		}
-	}
-	e.apply(probed)
-	for _, name := range outboxes {
-		if o := e.outboxes[name]; o != nil {
-			workers = append(workers, o.workers[:o.active]...)
-		}
-	}
-	return workers, release, nil
-}
+// maxDrainFaults is how often in a row a drain meets a failing storage before
+// it gives up.
+const maxDrainFaults = 5
 
-// drain runs until nothing of the partition is ready, or a message fails for
-// the second time.
-func (w *worker) drain(s *scope) *tally {
+// drain runs until nothing of the partition is ready or may be tried again.
+func (w *worker) drain(s *scope, t *tally) ending {
 	p := newPause()
 	defer p.stop()
-	t := &tally{retrying: make(map[int64]bool)}
-	for !s.stopping() {
-		v := w.run(s, t)
-		switch {
-		case v == idle || v == out || v == stopped || t.repeats:
-			return t
-		case v == moved:
-			w.engine.poll(s)
-		case v == stray:
-			v = w.remap(s)
+	faults := 0
+	for {
+		if !w.engine.acquireSlot(s.soft.Done()) {
+			return ending{verdict: stopped}
 		}
-		p.set(v, w)
+		end := w.run(s, t)
+		w.engine.releaseSlot()
+		if end.verdict == stray {
+			end.verdict, end.err = w.remap(s)
+		}
+		if end.verdict == fault {
+			faults++
+		} else {
+			faults = 0
+		}
+		switch {
+		case end.verdict == idle, end.verdict == out, end.verdict == stopped, end.verdict == moved, faults == maxDrainFaults:
+			return end
+		}
+		p.set(end, w)
 		if !p.wait(nil, s.soft.Done()) {
-			break
+			return ending{verdict: stopped}
 		}
 	}
-	return t
+}
+
+// maxTried bounds the messages that a drain leaves aside.
+const maxTried = 1000
+
+// tally counts what became of messages over some runs.
+type tally struct {
+	delivered, failed int
+	// once: a message that failed is left aside, as a drain does.
+	once  bool
+	tried aside
+	seen  map[int64]bool
+	over  bool // nothing may be tried any more
+}
+
+func (t *tally) add(batch []Envelope, out *outcome, o Ordering) {
+	t.delivered += out.delivered()
+	t.failed += out.charged()
+	if !t.once {
+		return
+	}
+	if t.seen == nil {
+		t.seen = make(map[int64]bool)
+	}
+	for _, f := range out.settlement.Failed {
+		// In a total order everybody waits for the retry. Beyond maxTried the
+		// oldest may come again; a second failure of one ends the drain then.
+		t.over = t.over || o == Total || t.seen[f.ID]
+		t.seen[f.ID] = true
+		i := slices.IndexFunc(batch, func(e Envelope) bool { return e.ID == f.ID })
+		t.tried.add(&batch[i], o)
+		if t.tried.len() > maxTried {
+			t.tried.take()
+		}
+	}
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -25,26 +26,19 @@ type Engine struct {
 	run      *running // nil: not started
 
 	slots   chan struct{}
-	calls   sync.WaitGroup // abandoned relay calls
+	rival   atomic.Pointer[time.Time] // when a partition was found busy
 	probing sync.Mutex
 	reports reports
-}
-
-// outbox is one outbox's workers, one a partition. They outlive a Stop, with
-// what they know of the destination.
-type outbox struct {
-	config  *OutboxConfig
-	workers []*worker
-	active  int // the partition count in force: workers beyond it rest
 }
 
 // running is the state between a Start and the end of its Stop.
 type running struct {
 	*scope
 	work    sync.WaitGroup
-	release func() error
+	release func() error // of the exclusive right to relay
+	forget  func() bool  // the end of Start's context
 	done    chan struct{}
-	loops   map[*worker]context.CancelFunc
+	loops   map[*worker]context.CancelFunc // nil: it is still starting, or ends
 }
 
 // New returns an engine that is not running.
@@ -67,33 +61,50 @@ func New(c Config) *Engine {
 // relay from it; not if a destination or the push of wake-ups is down.
 //
 // The end of ctx is a soft stop: no batch is begun, and those in delivery have
-// StopTimeout. Relays get ctx's values, not its end. Once stopped, the engine
-// can be started again.
+// StopTimeout. Relays get ctx's values, not its end. A Stop meanwhile ends the
+// Start with an error. Once stopped, the engine can be started again.
 func (e *Engine) Start(ctx context.Context) error {
+	if ctx.Err() != nil {
+		return fmt.Errorf("start: %w", context.Cause(ctx))
+	}
+	r := &running{scope: newScope(ctx), done: make(chan struct{})}
 	e.mu.Lock()
-	defer e.mu.Unlock()
 	if e.run != nil {
+		e.mu.Unlock()
 		return ErrAlreadyRunning
 	}
-	if err := ctx.Err(); err != nil {
+	e.run = r
+	e.mu.Unlock()
+	if err := e.begin(ctx, r); err != nil {
+		e.ended(r)
 		return fmt.Errorf("start: %w", err)
 	}
-	release, err := e.exclude(ctx)
+	return nil
+}
+
+// begin does what may take time, without the lock, and then starts the workers.
+func (e *Engine) begin(ctx context.Context, r *running) error {
+	asking, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(r.soft, func() { cancel(errStopped) })()
+
+	release, err := e.exclude(asking)
 	if err != nil {
 		return err
 	}
-	probed, err := e.config.Storage.Probe(ctx, e.names())
+	probed, err := e.config.Storage.Probe(asking, e.names())
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if r.stopping() {
+		err = errStopped
+	}
 	if err != nil {
-		return errors.Join(fmt.Errorf("start: %w", err), release())
+		return errors.Join(err, release())
 	}
-	r := &running{
-		scope: newScope(ctx), release: release,
-		done: make(chan struct{}), loops: make(map[*worker]context.CancelFunc),
-	}
-	e.run = r
+	r.release, r.loops = release, make(map[*worker]context.CancelFunc)
+	r.forget = context.AfterFunc(ctx, func() { r.stopWithin(e.config.StopTimeout) })
 	e.apply(probed)
 	e.launch(r)
-	context.AfterFunc(ctx, func() { r.stopWithin(e.config.StopTimeout) })
 	return nil
 }
 
@@ -104,48 +115,53 @@ func (e *Engine) launch(r *running) {
 	r.work.Go(func() { e.pruneLoop(r) })
 	if e.config.Waker != nil {
 		r.work.Go(func() {
-			if err := e.config.Waker.Listen(r.soft, e.Wake); err != nil && r.soft.Err() == nil {
+			if err := e.config.Waker.Listen(r.soft, e.Wake); err != nil && !r.stopping() {
 				e.log.Warn("listening for wake-ups ended; polling goes on", zap.Error(err))
 			}
 		})
 	}
 	go func() {
 		<-r.soft.Done()
+		e.mu.Lock()
+		r.loops = nil // from here on no worker is started
+		e.mu.Unlock()
 		r.work.Wait()
-		r.end()
+		r.forget()
 		if err := r.release(); err != nil {
 			e.log.Warn("release of the exclusive right to relay failed", zap.Error(err))
 		}
-		e.mu.Lock()
-		e.run = nil
-		e.mu.Unlock()
-		close(r.done)
+		e.ended(r)
 	}()
+}
+
+// ended notes that nothing of a run is left.
+func (e *Engine) ended(r *running) {
+	r.end()
+	e.mu.Lock()
+	e.run = nil
+	e.mu.Unlock()
+	close(r.done)
 }
 
 // exclude takes the exclusive right to relay, where the storage knows one.
 func (e *Engine) exclude(ctx context.Context) (release func() error, err error) {
-	x, ok := e.config.Storage.(Exclusive)
-	if !ok {
-		return func() error { return nil }, nil
+	if x, ok := e.config.Storage.(Exclusive); ok {
+		return x.Exclude(ctx)
 	}
-	if release, err = x.Exclude(ctx); err != nil {
-		return nil, fmt.Errorf("start: %w", err)
-	}
-	return release, nil
+	return func() error { return nil }, nil
 }
 
 // Stop takes no new batch, lets those in delivery settle, and returns when all
 // is done. When ctx ends first it cancels the deliveries, waits a little for
 // them to settle, and returns an error that names what still runs, such as a
-// relay that ignores its context. Stopping an engine that does not run returns
-// nil; every one of several concurrent calls waits.
+// relay that ignores its context. An engine that does not run is stopped
+// already, but for such a call. Every one of several concurrent calls waits.
 func (e *Engine) Stop(ctx context.Context) error {
 	e.mu.Lock()
 	r := e.run
 	e.mu.Unlock()
 	if r == nil {
-		return nil
+		return e.leftBehind(ctx)
 	}
 	r.endSoft(errStopped)
 	select {
@@ -160,30 +176,25 @@ func (e *Engine) Stop(ctx context.Context) error {
 	case <-r.done:
 		return e.leftBehind(ctx)
 	case <-grace.C:
-		return fmt.Errorf("stop: %w; still running: %s", context.Cause(ctx), strings.Join(e.stillRunning(), ", "))
+		return e.stillRunning(ctx)
 	}
 }
 
-// leftBehind waits for abandoned relay calls as long as ctx allows, and names
-// them in its error.
+// leftBehind waits for abandoned relay calls as long as ctx allows.
 func (e *Engine) leftBehind(ctx context.Context) error {
-	returned := make(chan struct{})
-	go func() {
-		e.calls.Wait()
-		close(returned)
-	}()
-	select {
-	case <-returned:
-		return nil
-	case <-ctx.Done():
-	}
-	if names := e.stillRunning(); len(names) > 0 {
-		return fmt.Errorf("stop: %w; still running: %s", context.Cause(ctx), strings.Join(names, ", "))
+	e.mu.Lock()
+	workers := e.all()
+	e.mu.Unlock()
+	for _, w := range workers {
+		if !w.awaitStuck(ctx.Done()) && w.stuckCall() != nil {
+			return e.stillRunning(ctx)
+		}
 	}
 	return nil
 }
 
-func (e *Engine) stillRunning() []string {
+// stillRunning is the error of a Stop whose time is up.
+func (e *Engine) stillRunning(ctx context.Context) error {
 	var names []string
 	for _, s := range e.States() {
 		switch {
@@ -193,7 +204,10 @@ func (e *Engine) stillRunning() []string {
 			names = append(names, fmt.Sprintf("the worker of outbox %q, partition %d", s.Outbox, s.Partition))
 		}
 	}
-	return names
+	if len(names) == 0 {
+		names = []string{"a call of the storage or the waker that ignores its context"}
+	}
+	return fmt.Errorf("stop: %w; still running: %s", context.Cause(ctx), strings.Join(names, ", "))
 }
 
 // Done returns a channel that is closed when the engine does not run: at once
@@ -207,65 +221,6 @@ func (e *Engine) Done() <-chan struct{} {
 		return closed
 	}
 	return e.run.done
-}
-
-// Wake tells the workers concerned that messages may be ready. It never
-// blocks, and does nothing while the engine does not run.
-func (e *Engine) Wake(w Wake) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.run == nil {
-		return
-	}
-	for name, o := range e.outboxes {
-		switch {
-		case w.Outbox != "" && w.Outbox != name:
-		case w.All || w.Outbox == "":
-			for _, worker := range o.workers[:o.active] {
-				worker.nudge()
-			}
-		case o.active > 0:
-			o.workers[Partition(w.Hash, o.active)].nudge()
-		}
-	}
-}
-
-// apply takes in what a probe found: the partition counts in force.
-func (e *Engine) apply(probed map[string]Probed) {
-	for name, p := range probed {
-		o := e.outboxes[name]
-		if o == nil {
-			continue
-		}
-		if o.active != p.Partitions {
-			e.resize(o, p.Partitions)
-		}
-		if e.run == nil || e.run.soft.Err() != nil {
-			continue
-		}
-		for i, w := range o.workers {
-			end, runs := e.run.loops[w]
-			if runs && i >= o.active {
-				end()
-				delete(e.run.loops, w)
-			} else if !runs && i < o.active {
-				ctx, end := context.WithCancel(e.run.soft)
-				e.run.loops[w] = end
-				e.run.work.Go(func() { w.loop(e.run.scope, ctx.Done()) })
-			}
-		}
-	}
-}
-
-// resize makes n workers active, keeping those that there are.
-func (e *Engine) resize(o *outbox, n int) {
-	for i := len(o.workers); i < n; i++ {
-		o.workers = append(o.workers, newWorker(e, o.config, i, n))
-	}
-	for _, w := range o.workers {
-		w.partitions.Store(int64(n))
-	}
-	o.active = n
 }
 
 // acquireSlot waits for the right to deliver one batch after the other; slots

@@ -36,27 +36,26 @@ func (p *pause) wait(wake <-chan struct{}, quit <-chan struct{}) bool {
 	}
 }
 
-// set arranges the wait after a run that ended with v.
-func (p *pause) set(v verdict, w *worker) {
+// set arranges the wait after a run.
+func (p *pause) set(end ending, w *worker) {
 	p.timer.Stop()
 	p.deaf = true
-	switch v {
-	case idle, moved:
+	switch end.verdict {
+	case idle:
 		p.deaf, p.retry = false, 0
-		if w.nextDue < 0 {
-			return
+		if end.nextDue >= 0 {
+			p.timer.Reset(end.nextDue + time.Millisecond) // databases round
 		}
-		p.timer.Reset(w.nextDue + time.Millisecond) // databases round
 	case yield:
 		p.retry = 0
-		p.timer.Reset(yieldPause(w.took))
-	case busy:
+		p.timer.Reset(yieldPause(end.took, w.engine.hasRivals()))
+	case busy, moved:
 		p.timer.Reset(p.longer(busyMin, busyMax))
 	case fault:
 		p.timer.Reset(p.longer(faultMin, faultMax))
 	case out:
 		p.retry = 0
-		d := w.config.Backoff.Delay(max(w.health.failures, 1))
+		d := w.config.Backoff.Delay(max(end.failures, 1))
 		p.timer.Reset(min(max(d, minOutageDelay), maxOutageDelay))
 	}
 }
@@ -68,8 +67,12 @@ func (p *pause) longer(least, most time.Duration) time.Duration {
 }
 
 // yieldPause is how long a partition that was served for d is left to others:
-// long enough that nodes which keep asking for it get it now and then, short
-// enough that a node alone does not notice.
-func yieldPause(d time.Duration) time.Duration {
+// so short that a node alone does not notice, and yet nodes which keep asking
+// get it now and then. Where somebody is known to ask, it is long enough for
+// partitions to change hands every few seconds.
+func yieldPause(d time.Duration, rivals bool) time.Duration {
+	if rivals {
+		return jitter(min(max(d/8, 2*time.Millisecond), 100*time.Millisecond))
+	}
 	return jitter(min(max(d/50, 500*time.Microsecond), 20*time.Millisecond))
 }

@@ -28,7 +28,7 @@ func (e *Engine) pollLoop(r *running) {
 			return
 		case <-tick.C:
 		}
-		if e.pushes() && time.Since(last) < PushPollInterval-e.config.PollInterval/2 {
+		if time.Since(last) < e.untilNextPoll()-e.config.PollInterval/2 {
 			continue
 		}
 		last = time.Now()
@@ -36,8 +36,13 @@ func (e *Engine) pollLoop(r *running) {
 	}
 }
 
-func (e *Engine) pushes() bool {
-	return e.config.Waker != nil && e.config.Waker.State() == Push
+// untilNextPoll is the time between two polls. Polls happen on ticks of
+// PollInterval, so that one is due soon after the push has stopped working.
+func (e *Engine) untilNextPoll() time.Duration {
+	if e.PushState() == Push {
+		return max(PushPollInterval, e.config.PollInterval)
+	}
+	return e.config.PollInterval
 }
 
 // poll looks once at every table, applies the partition counts in force, and
@@ -47,10 +52,13 @@ func (e *Engine) poll(s *scope) {
 		return
 	}
 	defer e.probing.Unlock()
-	ctx, cancel := context.WithTimeout(s.db, PushPollInterval)
+	ctx, cancel := context.WithTimeout(s.soft, PushPollInterval)
 	defer cancel()
 	probed, err := e.config.Storage.Probe(ctx, e.names())
-	if err != nil {
+	switch {
+	case s.stopping():
+		return
+	case err != nil:
 		e.storageFailed(err)
 		return
 	}
@@ -60,14 +68,14 @@ func (e *Engine) poll(s *scope) {
 	e.apply(probed)
 	for name, p := range probed {
 		if o := e.outboxes[name]; o != nil && !p.Paused {
-			o.nudge(p, e.config.PollInterval)
+			o.nudge(p, e.untilNextPoll())
 		}
 	}
 }
 
 // nudge wakes the workers that have something to do, and those that will have
-// before the next quick poll when it is due.
-func (o *outbox) nudge(p Probed, horizon time.Duration) {
+// before the next poll when it is due.
+func (o *outbox) nudge(p Probed, nextPoll time.Duration) {
 	for _, i := range p.Ready {
 		if i < o.active {
 			o.workers[i].nudge()
@@ -77,7 +85,7 @@ func (o *outbox) nudge(p Probed, horizon time.Duration) {
 		o.workers[0].nudge() // its fetch says so again, and it remaps
 	}
 	for i, due := range p.NextDue {
-		if i < o.active && due <= max(horizon, PushPollInterval) {
+		if i < o.active && due <= nextPoll {
 			time.AfterFunc(due+time.Millisecond, o.workers[i].nudge)
 		}
 	}
@@ -144,18 +152,20 @@ func (e *Engine) Prune(ctx context.Context) (int, error) {
 func (e *Engine) settleAgain(ctx context.Context, outbox string, s Settlement) error {
 	p := newPause()
 	defer p.stop()
-	var err error
-	for range settleTries {
-		if err = e.config.Storage.Settle(ctx, outbox, s); err == nil {
+	for try := 1; ; try++ {
+		err := e.config.Storage.Settle(ctx, outbox, s)
+		if err == nil {
 			e.log.Warn("a settlement was recorded late", zap.String("outbox", outbox), zap.Int("delivered", len(s.Delivered)))
 			return nil
 		}
+		if try == settleTries {
+			return err
+		}
 		p.timer.Reset(p.longer(faultMin, faultMax))
 		if !p.wait(nil, ctx.Done()) {
-			break
+			return err
 		}
 	}
-	return err
 }
 
 const settleTries = 4

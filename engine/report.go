@@ -90,17 +90,18 @@ type PartitionState struct {
 }
 
 // States returns the state of each partition that this process serves or, when
-// it does not run, served last; by outbox and partition.
+// it does not run, served last; by outbox and partition. One that is gone since
+// the partition count became smaller is listed as long as work on it goes on.
 func (e *Engine) States() []PartitionState {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	var states []PartitionState
-	for _, name := range e.names() {
-		for _, w := range e.outboxes[name].workers {
-			s := PartitionState{Outbox: name, Partition: w.number, Owning: w.owning.Load(), Stuck: w.stuck.Load() != nil}
-			if d := w.down.Load(); d != nil {
-				s.Outage, s.Since = d.err, d.since
-			}
+	for _, w := range e.all() {
+		s := PartitionState{Outbox: w.config.Name, Partition: w.number, Owning: w.owning.Load(), Stuck: w.stuckCall() != nil}
+		if d := w.down.Load(); d != nil {
+			s.Outage, s.Since = d.err, d.since
+		}
+		if w.number < e.outboxes[s.Outbox].active || s.Owning || s.Stuck {
 			states = append(states, s)
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -22,6 +23,8 @@ const (
 	// The same for a database that does not answer.
 	faultMin = 100 * time.Millisecond
 	faultMax = 5 * time.Second
+	// For this long after it found a partition busy an engine yields longer.
+	rivalry = 10 * time.Second
 )
 
 // verdict is how a run ended, which says when the next one is due.
@@ -46,8 +49,8 @@ type worker struct {
 	number int
 	wake   chan struct{} // of one: a wake-up is a hint
 
-	partitions atomic.Int64                  // the count in force as far as known
-	stuck      atomic.Pointer[chan struct{}] // an abandoned call, closed on its return
+	partitions atomic.Int64              // the count in force as far as known
+	stuck      atomic.Pointer[relayCall] // an abandoned call
 	owning     atomic.Bool
 	down       atomic.Pointer[downtime] // nil: the destination is available
 
@@ -55,8 +58,16 @@ type worker struct {
 	scope   *scope     // of the run
 	tally   *tally     // of the run
 	health  *health
-	took    time.Duration // by the last run
-	nextDue time.Duration // after a run that ended idle; negative: none
+	nextDue time.Duration // of the last page; negative: none
+}
+
+// ending is how a run ended, and what the wait after it depends on.
+type ending struct {
+	verdict
+	err      error         // of a fault
+	took     time.Duration // by the run
+	nextDue  time.Duration // until the next message is due; negative: none
+	failures int           // of the destination in a row
 }
 
 func newWorker(e *Engine, config *OutboxConfig, number, partitions int) *worker {
@@ -89,41 +100,27 @@ func (w *worker) loop(s *scope, quit <-chan struct{}) {
 		if !w.awaitStuck(quit) || !w.engine.acquireSlot(quit) {
 			return
 		}
-		v := w.run(s, &tally{})
+		end := w.run(s, &tally{})
 		w.engine.releaseSlot()
-		switch v {
+		switch end.verdict {
 		case stopped:
 			return
 		case moved:
 			w.engine.poll(s)
 		case stray:
-			v = w.remap(s)
+			end.verdict, _ = w.remap(s)
 		}
-		pause.set(v, w)
-	}
-}
-
-// awaitStuck waits until an abandoned relay call of this partition returned.
-func (w *worker) awaitStuck(quit <-chan struct{}) bool {
-	returned := w.stuck.Load()
-	if returned == nil {
-		return true
-	}
-	select {
-	case <-*returned:
-		return true
-	case <-quit:
-		return false
+		pause.set(end, w)
 	}
 }
 
 // run owns the partition for a bounded time and delivers what is ready.
-func (w *worker) run(s *scope, t *tally) verdict {
+func (w *worker) run(s *scope, t *tally) ending {
 	w.running.Lock()
 	defer w.running.Unlock()
 	w.scope, w.tally = s, t
-	if w.stuck.Load() != nil {
-		return busy
+	if w.stuckCall() != nil {
+		return ending{verdict: busy}
 	}
 	v := idle
 	begun := time.Now()
@@ -136,8 +133,7 @@ func (w *worker) run(s *scope, t *tally) verdict {
 	if err != nil {
 		v = w.failed(err)
 	}
-	w.took = time.Since(begun)
-	return v
+	return ending{verdict: v, err: err, took: time.Since(begun), nextDue: w.nextDue, failures: w.health.failures}
 }
 
 // batches is the cycle: fetch, deliver, settle, and again while there is more.
@@ -178,7 +174,8 @@ func (w *worker) page(c Claim, page Page) (v verdict, done bool, err error) {
 	w.nextDue = page.NextDue
 	if len(page.Envelopes) == 0 {
 		if w.health.exhausted() == hold {
-			return w.outage(w.health.err), true, nil
+			w.outage(w.health.err)
+			return out, true, nil
 		}
 		return idle, true, nil
 	}
@@ -190,7 +187,8 @@ func (w *worker) page(c Claim, page Page) (v verdict, done bool, err error) {
 	if v != idle || err != nil {
 		return v, true, err
 	}
-	return idle, !page.More && !w.woken() && !searched && !w.health.searching(), nil
+	more := page.More || w.woken() || searched || w.health.searching()
+	return idle, !more || w.tally.over, nil
 }
 
 // handle delivers a page and hands its settlement to the claim. It returns
@@ -202,13 +200,14 @@ func (w *worker) handle(c Claim, page Page) (verdict, error) {
 		w.observe(Observation{Kind: DeliveryAbandoned, Err: o.outage, Took: time.Since(begun)})
 		w.engine.log.Warn("relay ignores the end of its context; its partition waits for it to return",
 			zap.String("outbox", w.config.Name), zap.Int("partition", w.number), zap.Error(o.outage))
-		return w.outage(o.outage), o.outage // the claim is dropped: its outcome is unknown
+		w.outage(o.outage)
+		return out, o.outage // the claim is dropped: its outcome is unknown
 	}
 	lost := c.Alive(w.scope.db)
-	if lost != nil && !o.progress() {
-		return fault, lost
+	what := carryOn
+	if interrupted := lost != nil || w.scope.hard.Err() != nil; o.progress() || !interrupted {
+		what = w.health.after(page.Envelopes, &o)
 	}
-	what := w.health.after(page.Envelopes, &o)
 	if what == blame {
 		w.config.charge(&o.settlement, &page.Envelopes[0], o.outage, page.Now)
 		o.notAttempted, o.outage = 0, nil
@@ -216,10 +215,13 @@ func (w *worker) handle(c Claim, page Page) (verdict, error) {
 	c.Settle(o.settlement)
 	w.count(&o, page, time.Since(begun))
 	switch {
-	case lost != nil:
+	case lost != nil && o.progress():
 		return fault, &SettleError{Settlement: o.settlement, Err: lost}
+	case lost != nil:
+		return fault, lost
 	case what == hold:
-		return w.outage(o.outage), nil
+		w.outage(o.outage)
+		return out, nil
 	case o.delivered() > 0:
 		w.recovered()
 	}
@@ -233,8 +235,8 @@ func (w *worker) query() Query {
 		MaxBytes:   w.config.MaxBatchBytes,
 		Ordering:   w.config.Ordering,
 		HoldDead:   w.config.AfterDead == HoldGroup,
-		SkipGroups: w.health.suspects.groups,
-		SkipIDs:    w.health.suspects.ids,
+		SkipGroups: slices.Concat(w.health.suspects.groups, w.tally.tried.groups),
+		SkipIDs:    slices.Concat(w.health.suspects.ids, w.tally.tried.ids),
 		Lease:      w.config.DeliverTimeout + abandonGrace,
 	}
 }
@@ -243,17 +245,17 @@ func (w *worker) query() Query {
 // not be recorded is tried again by itself: the messages were delivered, and
 // recording it twice does no harm.
 func (w *worker) failed(err error) verdict {
-	if errors.Is(err, ErrBusy) {
+	switch {
+	case errors.Is(err, ErrBusy):
+		w.engine.metRival()
 		return busy
-	}
-	if w.stuck.Load() != nil {
+	case errors.Is(err, errAbandoned):
 		return out
 	}
 	if errors.Is(err, ErrOwnershipLost) {
 		w.observe(Observation{Kind: OwnershipLost, Err: err})
 	}
-	var unsettled *SettleError
-	if errors.As(err, &unsettled) {
+	if unsettled, ok := errors.AsType[*SettleError](err); ok {
 		if again := w.engine.settleAgain(w.scope.db, w.config.Name, unsettled.Settlement); again == nil {
 			return yield
 		}
@@ -264,16 +266,17 @@ func (w *worker) failed(err error) verdict {
 }
 
 // remap moves messages that wait in lanes of another partition count.
-func (w *worker) remap(s *scope) verdict {
+func (w *worker) remap(s *scope) (verdict, error) {
 	n, more, err := w.engine.config.Storage.Remap(s.db, w.config.Name, remapChunk)
 	switch {
 	case err != nil:
 		w.engine.storageFailed(err)
-		return fault
+		return fault, err
 	case n == 0 && more:
-		return busy
+		return busy, nil
 	}
-	return yield
+	w.engine.Wake(Wake{Outbox: w.config.Name, All: true}) // they may be anybody's now
+	return yield, nil
 }
 
 func (w *worker) drainWake() {
@@ -293,18 +296,17 @@ type downtime struct {
 }
 
 // outage notes that the destination is unavailable.
-func (w *worker) outage(err error) verdict {
+func (w *worker) outage(err error) {
 	w.health.window()
 	d := &downtime{since: time.Now(), err: err}
 	if was := w.down.Load(); was != nil {
 		d.since = was.since
 		w.down.Store(d)
-		return out
+		return
 	}
 	w.down.Store(d)
 	w.observe(Observation{Kind: OutageBegan, Err: err})
 	w.engine.outageBegan(w.config.Name, err)
-	return out
 }
 
 func (w *worker) recovered() {
@@ -316,7 +318,7 @@ func (w *worker) recovered() {
 }
 
 func (w *worker) count(o *outcome, page Page, took time.Duration) {
-	w.tally.add(o)
+	w.tally.add(page.Envelopes, o, w.config.Ordering)
 	oldest := page.Envelopes[0].ScheduledAt
 	for i := range page.Envelopes {
 		if at := page.Envelopes[i].ScheduledAt; at.Before(oldest) {
@@ -332,25 +334,6 @@ func (w *worker) count(o *outcome, page Page, took time.Duration) {
 func (w *worker) observe(o Observation) {
 	o.Outbox, o.Partition = w.config.Name, w.number
 	w.engine.observe(o)
-}
-
-// tally counts what became of messages over some runs.
-type tally struct {
-	delivered, failed int
-	retrying          map[int64]bool // messages that failed
-	repeats           bool           // one of them failed again
-}
-
-func (t *tally) add(o *outcome) {
-	t.delivered += o.delivered()
-	t.failed += o.charged()
-	if t.retrying == nil {
-		return
-	}
-	for _, f := range o.settlement.Failed {
-		t.repeats = t.repeats || t.retrying[f.ID]
-		t.retrying[f.ID] = true
-	}
 }
 
 // jitter spreads d by a fifth, so that nodes do not move in step.
