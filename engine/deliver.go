@@ -22,12 +22,12 @@ func (w *worker) deliver(c Claim, page Page) outcome {
 	ctx = withDelivery(ctx, delivery{ordering: w.config.Ordering, alive: c.Alive})
 
 	unwatch := c.Watch(func() { cancel(ErrOwnershipLost) })
-	call := make(relayCall, 1)
+	call := &relayCall{returned: make(chan struct{})}
 	go call.run(ctx, w.config.Relay, page.Envelopes)
 	err, abandoned := call.await(ctx)
 	unwatch()
 	if abandoned {
-		w.stuck.Store(&call)
+		w.stuck.Store(call)
 		return outcome{notAttempted: len(page.Envelopes), abandoned: true, outage: err}
 	}
 	if errors.Is(ctx.Err(), context.Canceled) {
@@ -57,36 +57,37 @@ func spare(err, cause error) error {
 	return spared
 }
 
-// relayCall receives the answer of one call of a relay, and is closed when the
-// call has returned.
-type relayCall chan error
+// relayCall is one call of a relay.
+type relayCall struct {
+	returned chan struct{} // closed when it has
+	err      error         // its answer; not to be read before
+}
 
-// run calls the relay. It answers also when the relay panics or ends the
-// goroutine.
-func (c relayCall) run(ctx context.Context, relay Relay, batch []Envelope) {
-	err := errGoexit
+// run calls the relay. There is an answer also when the relay panics or ends
+// the goroutine.
+func (c *relayCall) run(ctx context.Context, relay Relay, batch []Envelope) {
+	c.err = errGoexit
 	defer func() {
 		if p := recover(); p != nil {
-			err = panicError(p)
+			c.err = panicError(p)
 		}
-		c <- err
-		close(c)
+		close(c.returned)
 	}()
-	err = relay.Deliver(ctx, batch)
+	c.err = relay.Deliver(ctx, batch)
 }
 
 // await waits for the answer, and a little longer than the context.
-func (c relayCall) await(ctx context.Context) (err error, abandoned bool) {
+func (c *relayCall) await(ctx context.Context) (err error, abandoned bool) {
 	select {
-	case err = <-c:
-		return err, false
+	case <-c.returned:
+		return c.err, false
 	case <-ctx.Done():
 	}
 	grace := time.NewTimer(abandonGrace)
 	defer grace.Stop()
 	select {
-	case err = <-c:
-		return err, false
+	case <-c.returned:
+		return c.err, false
 	case <-grace.C:
 		return fmt.Errorf("%w: %w", errAbandoned, context.Cause(ctx)), true
 	}
@@ -98,17 +99,17 @@ var errAbandoned = errors.New("relay ignored the end of its context")
 // stuckCall gives the abandoned call of this partition, or nil if there is
 // none or it has returned. The partition is not served in this process until
 // then; another node may.
-func (w *worker) stuckCall() relayCall {
+func (w *worker) stuckCall() *relayCall {
 	call := w.stuck.Load()
 	if call == nil {
 		return nil
 	}
 	select {
-	case <-*call: // its answer comes too late
+	case <-call.returned: // its answer comes too late
 		w.stuck.CompareAndSwap(call, nil)
 		return nil
 	default:
-		return *call
+		return call
 	}
 }
 
@@ -119,7 +120,7 @@ func (w *worker) awaitStuck(quit <-chan struct{}) bool {
 		return true
 	}
 	select {
-	case <-call:
+	case <-call.returned:
 		return true
 	case <-quit:
 		return false

@@ -112,11 +112,7 @@ func (w *worker) drain(s *scope, t *tally) ending {
 	defer p.stop()
 	faults := 0
 	for {
-		if !w.engine.acquireSlot(s.soft.Done()) {
-			return ending{verdict: stopped}
-		}
-		end := w.run(s, t)
-		w.engine.releaseSlot()
+		end := w.takeTurn(s, t, s.soft.Done())
 		if end.verdict == stray {
 			end.verdict, end.err = w.remap(s)
 		}

@@ -25,7 +25,7 @@ type Engine struct {
 	outboxes map[string]*outbox
 	run      *running // nil: not started
 
-	slots   chan struct{}
+	slots   chan struct{}             // one for each delivery at a time
 	rival   atomic.Pointer[time.Time] // when a partition was found busy
 	probing sync.Mutex
 	reports reports
@@ -222,19 +222,6 @@ func (e *Engine) Done() <-chan struct{} {
 	}
 	return e.run.done
 }
-
-// acquireSlot waits for the right to deliver one batch after the other; slots
-// are given in the order of asking.
-func (e *Engine) acquireSlot(quit <-chan struct{}) bool {
-	select {
-	case e.slots <- struct{}{}:
-		return true
-	case <-quit:
-		return false
-	}
-}
-
-func (e *Engine) releaseSlot() { <-e.slots }
 
 // names lists the engine's outboxes, sorted.
 func (e *Engine) names() []string {

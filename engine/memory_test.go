@@ -66,10 +66,10 @@ func (m *memory) add(outbox string, groups ...string) []int64 {
 }
 
 // addDelayed commits a message that is due after d.
-func (m *memory) addDelayed(outbox, group string, d time.Duration) int64 {
+func (m *memory) addDelayed(outbox, group string, d time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.insert(outbox, group, time.Now().Add(d)).ID
+	m.insert(outbox, group, time.Now().Add(d))
 }
 
 func (m *memory) insert(outbox, group string, due time.Time) *memoryRow {
@@ -92,11 +92,11 @@ func (m *memory) insert(outbox, group string, due time.Time) *memoryRow {
 	return row
 }
 
-// set changes the facts of an outbox, as another node would.
-func (m *memory) set(outbox string, change func(*engine.Facts)) {
+// set changes the facts of "orders", as another node would.
+func (m *memory) set(change func(*engine.Facts)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	change(&m.outboxes[outbox].Facts)
+	change(&m.outboxes[orders].Facts)
 }
 
 // faults changes what goes wrong.
@@ -106,14 +106,14 @@ func (m *memory) faults(change func(*memory)) {
 	change(m)
 }
 
-// pending gives the ids of an outbox's pending messages.
-func (m *memory) pending(outbox string) []int64 { return m.with(outbox, "") }
+// pending gives the ids of the pending messages of "orders".
+func (m *memory) pending() []int64 { return m.with("") }
 
-func (m *memory) with(outbox, status string) []int64 {
+func (m *memory) with(status string) []int64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var ids []int64
-	for _, row := range m.outboxes[outbox].rows {
+	for _, row := range m.outboxes[orders].rows {
 		if row.status == status {
 			ids = append(ids, row.ID)
 		}

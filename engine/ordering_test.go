@@ -53,8 +53,14 @@ func TestPartitionRange(t *testing.T) {
 		hash    uint64
 		n, want int
 	}{
-		{0, 1, 0}, {0, 7, 0}, {math.MaxInt64, 10_000, 5807}, {math.MaxUint64, 10_000, 1615},
-		{1 << 63, 3, 2}, {1 << 32, 10, 6}, {math.MaxUint32, 16, 15}, {1<<31 + 1, 7, 3},
+		{0, 1, 0},
+		{0, 7, 0},
+		{math.MaxInt64, 10_000, 5807},
+		{math.MaxUint64, 10_000, 1615},
+		{1 << 63, 3, 2},
+		{1 << 32, 10, 6},
+		{math.MaxUint32, 16, 15},
+		{1<<31 + 1, 7, 3},
 	} {
 		if got := engine.Partition(c.hash, c.n); got != c.want {
 			t.Errorf("Partition(%d, %d) = %d, want %d", c.hash, c.n, got, c.want)

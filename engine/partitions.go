@@ -75,7 +75,9 @@ func (r *running) match(o *outbox) {
 			r.work.Go(func() {
 				w.loop(r.scope, ctx.Done())
 				if !r.stopping() {
-					w.recovered() // the partition is gone, and its outage with it
+					// The partition is gone, and its troubles with it.
+					w.recovered()
+					w.engine.storageWorks(w)
 				}
 			})
 		}

@@ -15,6 +15,12 @@ const (
 	remapChunk = 5000
 )
 
+// Who meets a failing storage, beside workers.
+const (
+	whoPolls  = "poll"
+	whoPrunes = "prune"
+)
+
 // pollLoop finds what no wake-up told: messages of other processes while push
 // is down, lost hints, due times, a changed partition count.
 func (e *Engine) pollLoop(r *running) {
@@ -59,10 +65,10 @@ func (e *Engine) poll(s *scope) {
 	case s.stopping():
 		return
 	case err != nil:
-		e.storageFailed(err)
+		e.storageFailed(whoPolls, err)
 		return
 	}
-	e.storageWorks()
+	e.storageWorks(whoPolls)
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.apply(probed)
@@ -99,8 +105,10 @@ func (e *Engine) pruneLoop(r *running) {
 	tick := time.NewTicker(jitter(e.config.PruneInterval))
 	defer tick.Stop()
 	for {
-		if _, err := e.Prune(r.soft); err != nil && !r.stopping() {
-			e.storageFailed(err)
+		if _, err := e.Prune(r.soft); err == nil {
+			e.storageWorks(whoPrunes)
+		} else if !r.stopping() {
+			e.storageFailed(whoPrunes, err)
 		}
 		select {
 		case <-r.soft.Done():

@@ -111,7 +111,7 @@ func TestPartitionCountChangesWhileRunning(t *testing.T) {
 		groups := groupsOf(8)
 		for _, n := range []int{8, 3, 8, 1, 4} {
 			before := f.storage.add(orders, append(groups, groups...)...)
-			f.storage.set(orders, func(facts *engine.Facts) { facts.Partitions = n })
+			f.storage.set(func(facts *engine.Facts) { facts.Partitions = n })
 			f.storage.add(orders, groups...)
 			time.Sleep(5 * time.Second)
 			f.wantPending(t, 0)
@@ -139,7 +139,7 @@ func TestStrayMessagesOfABusyLane(t *testing.T) {
 		f := setup(t, 2)
 		f.storage.add(orders, groupsOf(2)...)
 		release := f.storage.own(lane(1, 2))
-		f.storage.set(orders, func(facts *engine.Facts) { facts.Partitions = 5 })
+		f.storage.set(func(facts *engine.Facts) { facts.Partitions = 5 })
 		f.start(t)
 		time.Sleep(time.Minute)
 		f.wantPending(t, 2) // no group may be touched
@@ -153,7 +153,7 @@ func TestPausedOutbox(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		f := setup(t, 2)
 		f.start(t)
-		f.storage.set(orders, func(facts *engine.Facts) { facts.Paused = true })
+		f.storage.set(func(facts *engine.Facts) { facts.Paused = true })
 		f.storage.add(orders, groupsOf(2)...)
 		f.Wake(engine.Wake{All: true})
 		_, before := f.storage.counts()
@@ -162,7 +162,7 @@ func TestPausedOutbox(t *testing.T) {
 			t.Errorf("%d fetches while paused, want those of the wake alone", fetches-before)
 		}
 		f.wantPending(t, 2)
-		f.storage.set(orders, func(facts *engine.Facts) { facts.Paused = false })
+		f.storage.set(func(facts *engine.Facts) { facts.Paused = false })
 		time.Sleep(time.Second + time.Millisecond)
 		f.wantPending(t, 0)
 	})
@@ -176,7 +176,7 @@ func TestPauseDuringADelivery(t *testing.T) {
 		f.storage.add(orders, "a", "a")
 		f.start(t)
 		time.Sleep(100 * time.Millisecond)
-		f.storage.set(orders, func(facts *engine.Facts) { facts.Paused = true })
+		f.storage.set(func(facts *engine.Facts) { facts.Paused = true })
 		time.Sleep(time.Minute)
 		f.wantPending(t, 1)
 	})

@@ -12,7 +12,7 @@ import (
 type reports struct {
 	mu       sync.Mutex
 	down     map[string]int // partitions in outage, by outbox
-	broken   bool           // the storage
+	broken   map[any]bool   // who finds that the storage fails
 	observed bool           // a panic of the observer was logged
 }
 
@@ -37,20 +37,29 @@ func (e *Engine) outageEnded(outbox string) {
 	}
 }
 
-func (e *Engine) storageFailed(err error) {
+// storageFailed notes that somebody, a worker or a loop, met a failure of the
+// storage. For others it may work.
+func (e *Engine) storageFailed(who any, err error) {
 	e.reports.mu.Lock()
 	defer e.reports.mu.Unlock()
-	if !e.reports.broken {
-		e.reports.broken = true
+	if e.reports.broken == nil {
+		e.reports.broken = make(map[any]bool)
+	}
+	first := len(e.reports.broken) == 0
+	e.reports.broken[who] = true
+	if first {
 		e.log.Warn("storage fails; workers try again", zap.Error(err))
 	}
 }
 
-func (e *Engine) storageWorks() {
+func (e *Engine) storageWorks(who any) {
 	e.reports.mu.Lock()
 	defer e.reports.mu.Unlock()
-	if e.reports.broken {
-		e.reports.broken = false
+	if !e.reports.broken[who] {
+		return
+	}
+	delete(e.reports.broken, who)
+	if len(e.reports.broken) == 0 {
 		e.log.Info("storage works again")
 	}
 }

@@ -98,7 +98,7 @@ func (f *fixture) stop(t *testing.T) {
 // wantPending checks how many messages are still to be delivered.
 func (f *fixture) wantPending(t *testing.T, want int) {
 	t.Helper()
-	if got := f.storage.pending(orders); len(got) != want {
+	if got := f.storage.pending(); len(got) != want {
 		t.Errorf("after %v: %d messages are pending, want %d", time.Since(f.begun), len(got), want)
 	}
 }
@@ -106,12 +106,12 @@ func (f *fixture) wantPending(t *testing.T, want int) {
 // wantUncharged checks that no message was charged.
 func (f *fixture) wantUncharged(t *testing.T) {
 	t.Helper()
-	for _, id := range f.storage.pending(orders) {
+	for _, id := range f.storage.pending() {
 		if row := f.storage.row(id); row.Attempts > 0 {
 			t.Errorf("message %d was charged: %s", id, row.LastError)
 		}
 	}
-	if dead := f.storage.with(orders, "dead"); len(dead) > 0 {
+	if dead := f.storage.with("dead"); len(dead) > 0 {
 		t.Errorf("messages %v are dead", dead)
 	}
 }
@@ -201,14 +201,6 @@ func (r *recorder) ids() []int64 {
 		ids = append(ids, d.ids...)
 	}
 	return ids
-}
-
-// wantIDs checks the messages of the calls since the last look.
-func (r *recorder) wantIDs(t *testing.T, want ...int64) {
-	t.Helper()
-	if got := r.ids(); !slices.Equal(got, want) {
-		t.Errorf("delivered %v, want %v", got, want)
-	}
 }
 
 // taking makes each call last for d, or until its context ends.

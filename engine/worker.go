@@ -5,7 +5,6 @@ import (
 	"errors"
 	"math/rand/v2"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -41,8 +40,8 @@ const (
 	stopped                // the engine stops
 )
 
-// worker serves one partition. Its loop runs between Start and Stop; run is
-// also called by Drain, never by two at once.
+// worker serves one partition. Its loop runs between Start and Stop; Drain runs
+// it as well, in turns with the loop.
 type worker struct {
 	engine *Engine
 	config *OutboxConfig
@@ -54,9 +53,9 @@ type worker struct {
 	owning     atomic.Bool
 	down       atomic.Pointer[downtime] // nil: the destination is available
 
-	running sync.Mutex // one run at a time; guards what follows
-	scope   *scope     // of the run
-	tally   *tally     // of the run
+	turn    chan struct{} // of one: held by who runs; guards what follows
+	scope   *scope        // of the run
+	tally   *tally        // of the run
 	health  *health
 	nextDue time.Duration // of the last page; negative: none
 }
@@ -74,6 +73,7 @@ func newWorker(e *Engine, config *OutboxConfig, number, partitions int) *worker 
 	w := &worker{
 		engine: e, config: config, number: number,
 		wake:   make(chan struct{}, 1),
+		turn:   make(chan struct{}, 1),
 		health: newHealth(config),
 	}
 	w.partitions.Store(int64(partitions))
@@ -97,11 +97,10 @@ func (w *worker) loop(s *scope, quit <-chan struct{}) {
 	pause := newPause()
 	defer pause.stop()
 	for pause.wait(w.wake, quit) {
-		if !w.awaitStuck(quit) || !w.engine.acquireSlot(quit) {
+		if !w.awaitStuck(quit) {
 			return
 		}
-		end := w.run(s, &tally{})
-		w.engine.releaseSlot()
+		end := w.takeTurn(s, &tally{}, quit)
 		switch end.verdict {
 		case stopped:
 			return
@@ -114,10 +113,27 @@ func (w *worker) loop(s *scope, quit <-chan struct{}) {
 	}
 }
 
-// run owns the partition for a bounded time and delivers what is ready.
+// takeTurn runs when nobody else runs this worker and a delivery slot is free.
+// Slots are given in the order of asking.
+func (w *worker) takeTurn(s *scope, t *tally, quit <-chan struct{}) ending {
+	select {
+	case w.turn <- struct{}{}:
+		defer func() { <-w.turn }()
+	case <-quit:
+		return ending{verdict: stopped}
+	}
+	select {
+	case w.engine.slots <- struct{}{}:
+		defer func() { <-w.engine.slots }()
+	case <-quit:
+		return ending{verdict: stopped}
+	}
+	return w.run(s, t)
+}
+
+// run owns the partition for a bounded time and delivers what is ready. It is
+// called with the turn and a slot.
 func (w *worker) run(s *scope, t *tally) ending {
-	w.running.Lock()
-	defer w.running.Unlock()
 	w.scope, w.tally = s, t
 	if w.stuckCall() != nil {
 		return ending{verdict: busy}
@@ -132,6 +148,8 @@ func (w *worker) run(s *scope, t *tally) ending {
 	})
 	if err != nil {
 		v = w.failed(err)
+	} else {
+		w.engine.storageWorks(w)
 	}
 	return ending{verdict: v, err: err, took: time.Since(begun), nextDue: w.nextDue, failures: w.health.failures}
 }
@@ -151,7 +169,6 @@ func (w *worker) batches(ctx context.Context, c Claim) (verdict, error) {
 		if err != nil {
 			return fault, err
 		}
-		w.engine.storageWorks()
 		w.owning.Store(true)
 		v, done, err := w.page(c, page)
 		if done || err != nil {
@@ -183,17 +200,21 @@ func (w *worker) page(c Claim, page Page) (v verdict, done bool, err error) {
 		return stopped, true, nil
 	}
 	searched := w.health.searching() // then more than the page may be ready
-	v, err = w.handle(c, page)
+	v, left, err := w.handle(c, page)
 	if v != idle || err != nil {
 		return v, true, err
 	}
-	more := page.More || w.woken() || searched || w.health.searching()
+	// What a retry held back, or what is behind a message that died, is ready now.
+	left = left || slices.ContainsFunc(page.Envelopes, retried)
+	more := page.More || left || w.woken() || searched || w.health.searching()
 	return idle, !more || w.tally.over, nil
 }
 
 // handle delivers a page and hands its settlement to the claim. It returns
-// idle where the run can go on.
-func (w *worker) handle(c Claim, page Page) (verdict, error) {
+// idle where the run can go on; left says that its settlement may have made
+// messages ready, or given them a time to wait for, since the page was fetched:
+// everything but plain deliveries at the first attempt.
+func (w *worker) handle(c Claim, page Page) (v verdict, left bool, err error) {
 	begun := time.Now()
 	o := w.deliver(c, page)
 	if o.abandoned {
@@ -201,7 +222,7 @@ func (w *worker) handle(c Claim, page Page) (verdict, error) {
 		w.engine.log.Warn("relay ignores the end of its context; its partition waits for it to return",
 			zap.String("outbox", w.config.Name), zap.Int("partition", w.number), zap.Error(o.outage))
 		w.outage(o.outage)
-		return out, o.outage // the claim is dropped: its outcome is unknown
+		return out, false, o.outage // the claim is dropped: its outcome is unknown
 	}
 	lost := c.Alive(w.scope.db)
 	what := carryOn
@@ -216,16 +237,16 @@ func (w *worker) handle(c Claim, page Page) (verdict, error) {
 	w.count(&o, page, time.Since(begun))
 	switch {
 	case lost != nil && o.progress():
-		return fault, &SettleError{Settlement: o.settlement, Err: lost}
+		return fault, false, &SettleError{Settlement: o.settlement, Err: lost}
 	case lost != nil:
-		return fault, lost
+		return fault, false, lost
 	case what == hold:
 		w.outage(o.outage)
-		return out, nil
+		return out, false, nil
 	case o.delivered() > 0:
 		w.recovered()
 	}
-	return idle, nil
+	return idle, o.delivered() < len(page.Envelopes) || slices.ContainsFunc(page.Envelopes, retried), nil
 }
 
 // query asks for the next batch.
@@ -261,7 +282,7 @@ func (w *worker) failed(err error) verdict {
 		}
 		w.observe(Observation{Kind: SettleFailed, Err: err})
 	}
-	w.engine.storageFailed(err)
+	w.engine.storageFailed(w, err)
 	return fault
 }
 
@@ -270,7 +291,7 @@ func (w *worker) remap(s *scope) (verdict, error) {
 	n, more, err := w.engine.config.Storage.Remap(s.db, w.config.Name, remapChunk)
 	switch {
 	case err != nil:
-		w.engine.storageFailed(err)
+		w.engine.storageFailed(w, err)
 		return fault, err
 	case n == 0 && more:
 		return busy, nil
