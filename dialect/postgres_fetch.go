@@ -75,17 +75,18 @@ const pgStrayDead = `
 			OR EXISTS (SELECT FROM {messages} WHERE outbox = $1::text AND partitions < $3::smallint AND status = 'dead')
 			OR EXISTS (SELECT FROM {messages} WHERE outbox = $1::text AND partitions > $3::smallint AND status = 'dead')`
 
-// Conditions that leave out what is blocked. What comes anew is blocked by any
-// failed message of its group, so that it cannot overtake a retry that is due
-// but beyond the limit; a retry, or a dead message that an operator retried,
-// only by one that still waits.
+// Conditions that leave out what is blocked. A due retry goes out without its
+// group's later messages, so that a page that ends within the retries cannot
+// break the order: what comes anew is blocked by any failed message, a retry
+// only by another that still waits.
 const (
 	pgUnblocked    = ` AND (m.group_key IS NULL OR m.group_key NOT IN (SELECT group_key FROM failed WHERE group_key IS NOT NULL))`
 	pgDueUnblocked = ` AND (m.group_key IS NULL
-		OR (m.attempts > 0 OR m.scheduled_at = 'epoch') AND m.group_key NOT IN (SELECT group_key FROM failed WHERE group_key IS NOT NULL AND waiting)
-		OR m.attempts = 0 AND m.scheduled_at <> 'epoch' AND m.group_key NOT IN (SELECT group_key FROM failed WHERE group_key IS NOT NULL))`
-	pgTotalUnblocked = ` AND NOT EXISTS (SELECT FROM failed WHERE waiting)`
-	pgSkip           = ` AND m.id <> ALL ($4::bigint[]) AND (m.group_key IS NULL OR m.group_key <> ALL ($5::text[]))`
+		OR m.attempts > 0 AND m.group_key NOT IN (SELECT group_key FROM failed WHERE group_key IS NOT NULL AND waiting)
+		OR m.attempts = 0 AND m.group_key NOT IN (SELECT group_key FROM failed WHERE group_key IS NOT NULL))`
+	pgTotalUnblocked    = ` AND NOT EXISTS (SELECT FROM failed)`
+	pgTotalDueUnblocked = ` AND NOT EXISTS (SELECT FROM failed WHERE waiting OR m.attempts = 0)`
+	pgSkip              = ` AND m.id <> ALL ($4::bigint[]) AND (m.group_key IS NULL OR m.group_key <> ALL ($5::text[]))`
 )
 
 // pgShape is what the text of a fetch depends on; the limit is in the text
@@ -131,7 +132,7 @@ func (s pgShape) text() string {
 	case engine.ByGroup:
 		unblocked, dueUnblocked = pgUnblocked, pgDueUnblocked
 	case engine.Total:
-		unblocked, dueUnblocked = pgTotalUnblocked, pgTotalUnblocked
+		unblocked, dueUnblocked = pgTotalUnblocked, pgTotalDueUnblocked
 	}
 	if s.skip {
 		skip = pgSkip
