@@ -11,7 +11,7 @@ import (
 // What Stats is made of. These types live in package dialect.
 type (
 	// OutboxStats is the state of an outbox.
-	OutboxStats = dialect.OutboxStats
+	OutboxStats = dialect.OutboxStats //nolint:revive // Stats is that of the instance
 	// LaneStats is the state of a partition.
 	LaneStats = dialect.LaneStats
 	// Counts are numbers of messages.

@@ -184,8 +184,11 @@ func TestDelayIsNeverNegative(t *testing.T) {
 	negative := backoff.Func(func(int) time.Duration { return -time.Hour })
 	for _, p := range []backoff.Policy{
 		negative, backoff.Constant(-time.Hour),
-		backoff.Exponential{Initial: -1}, backoff.Exponential{Max: -1}, backoff.Exponential{Jitter: 7},
-		backoff.Exponential{Multiplier: math.Inf(-1)}, backoff.Exponential{Jitter: math.NaN()},
+		backoff.Exponential{Initial: -1},
+		backoff.Exponential{Max: -1},
+		backoff.Exponential{Jitter: 7},
+		backoff.Exponential{Multiplier: math.Inf(-1)},
+		backoff.Exponential{Jitter: math.NaN()},
 	} {
 		for attempt := -1; attempt < 70; attempt++ {
 			if d := p.Delay(attempt); d < 0 {

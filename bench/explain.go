@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"maps"
 	"strings"
 	"sync"
 
@@ -17,7 +18,7 @@ type plans struct {
 }
 
 func (p *plans) adjust(c *pgx.ConnConfig) {
-	for name, value := range map[string]string{
+	maps.Copy(c.RuntimeParams, map[string]string{
 		"session_preload_libraries":          "auto_explain",
 		"auto_explain.log_min_duration":      "0",
 		"auto_explain.log_analyze":           "on",
@@ -26,9 +27,7 @@ func (p *plans) adjust(c *pgx.ConnConfig) {
 		"auto_explain.log_settings":          "on",
 		"auto_explain.log_nested_statements": "off",
 		"client_min_messages":                "log",
-	} {
-		c.RuntimeParams[name] = value
-	}
+	})
 	c.OnNotice = func(_ *pgconn.PgConn, n *pgconn.Notice) {
 		if strings.Contains(n.Message, "payload") && strings.Contains(n.Message, "Limit") {
 			p.mu.Lock()

@@ -34,8 +34,8 @@ func pgDrain(ctx context.Context, b *bench) error {
 	defer d.close()
 	run := 0
 	ratio, err := b.compare("pg-drain", "messages/s", func() (float64, error) {
-		if run++; run == b.runs && b.profile != "" {
-			return profiled(b.profile, func() (float64, error) { return d.outbox(ctx) })
+		if run++; run == b.runs {
+			d.profile = b.profile
 		}
 		return d.outbox(ctx)
 	}, func() (float64, error) { return d.byHand(ctx) })
@@ -49,27 +49,30 @@ func pgDrain(ctx context.Context, b *bench) error {
 	return nil
 }
 
-// profiled measures with a CPU profile.
-func profiled(path string, measure side) (v float64, err error) {
-	file, err := os.Create(path)
-	if err != nil {
-		return 0, err
+// profiled measures the same with a CPU profile.
+func profiled(path string, measure side) side {
+	return func() (v float64, err error) {
+		file, err := os.Create(path)
+		if err != nil {
+			return 0, err
+		}
+		defer func() { err = errors.Join(err, file.Close()) }()
+		if err := pprof.StartCPUProfile(file); err != nil {
+			return 0, err
+		}
+		defer pprof.StopCPUProfile()
+		return measure()
 	}
-	defer func() { err = errors.Join(err, file.Close()) }()
-	if err := pprof.StartCPUProfile(file); err != nil {
-		return 0, err
-	}
-	defer pprof.StopCPUProfile()
-	return measure()
 }
 
 // pgDrainer is both sides of the comparison over one table.
 type pgDrainer struct {
-	rows  int
-	in    *outbox.Instance
-	relay counter
-	conn  *pgx.Conn // fills the table and drains it by hand
-	close func()
+	rows    int
+	profile string // file for a CPU profile of the outbox's side; empty: none
+	in      *outbox.Instance
+	relay   counter
+	conn    *pgx.Conn // fills the table and drains it by hand
+	close   func()
 }
 
 func newPGDrain(ctx context.Context, dsn string, rows int, adjust ...func(*pgx.ConnConfig)) (*pgDrainer, error) {
@@ -124,7 +127,11 @@ func (d *pgDrainer) outbox(ctx context.Context) (float64, error) {
 	if err := d.fill(ctx); err != nil {
 		return 0, err
 	}
-	rate, err := drain(ctx, d.in, &d.relay, d.rows)
+	measure := func() (float64, error) { return drain(ctx, d.in, &d.relay, d.rows) }
+	if d.profile != "" {
+		measure = profiled(d.profile, measure)
+	}
+	rate, err := measure()
 	if err != nil {
 		return 0, err
 	}

@@ -296,8 +296,15 @@ func TestFilterIsRefused(t *testing.T) {
 		}
 		for name, call := range calls {
 			for _, f := range []Filter{
-				{}, {Status: "gone"}, {AfterID: -1}, {BeforeID: -1}, {OlderThan: -1}, {MinAttempts: -1},
-				{GroupKey: "\xff"}, {Type: "a\x00b"}, {ErrorContains: "\xff"},
+				{},
+				{Status: "gone"},
+				{AfterID: -1},
+				{BeforeID: -1},
+				{OlderThan: -1},
+				{MinAttempts: -1},
+				{GroupKey: "\xff"},
+				{Type: "a\x00b"},
+				{ErrorContains: "\xff"},
 			} {
 				if n, err := call(t.Context(), "orders", f); err == nil || n != 0 {
 					t.Errorf("%s takes %+v and changes %d messages", name, f, n)

@@ -34,7 +34,7 @@ SELECT u.outbox, f.n, (u.hash % f.n)::smallint, NULLIF(u.group_key, ''), u.type,
 FROM unnest($2::text[], $3::bigint[], $4::text[], $5::text[], $6::bytea[], $7::text[], $8::bigint[], $9::bigint[])
 	WITH ORDINALITY AS u(outbox, hash, group_key, type, payload, headers, at, delay, ord)
 JOIN (SELECT o.outbox, COALESCE((SELECT m.partitions FROM {meta} m WHERE m.outbox = o.outbox), 1)::smallint AS n
-	FROM (SELECT DISTINCT o AS outbox FROM unnest($2::text[]) o) o) f ON f.outbox = u.outbox
+	FROM (SELECT DISTINCT o AS outbox FROM unnest($2::text[]) u(o)) o) f ON f.outbox = u.outbox
 WHERE ` + pgGroupLocks + `
 ORDER BY u.ord`
 
@@ -76,12 +76,12 @@ func (p *Postgres) Insert(ctx context.Context, tx engine.Tx, rows []engine.Row, 
 
 // insert adds the rows with the given indexes to their table.
 func (p *Postgres) insert(ctx context.Context, tx engine.Tx, t *pgTable, rows []engine.Row, at []int, lock bool, envelopes []engine.Envelope) error {
-	text, args := t.sql.insertOne, []any(nil)
+	var text string
+	var args []any
 	if len(at) == 1 {
-		args = p.oneRow(&rows[at[0]], lock)
+		text, args = t.sql.insertOne, p.oneRow(&rows[at[0]], lock)
 	} else {
-		text = t.sql.insertMany
-		args = p.manyRows(rows, at, lock)
+		text, args = t.sql.insertMany, p.manyRows(rows, at, lock)
 	}
 	if envelopes == nil {
 		_, err := tx.ExecContext(ctx, text, args...)

@@ -373,7 +373,7 @@ func TestPublisherOpenAcrossAChangeOfPartitions(t *testing.T) {
 	if err != nil || moved != 1 || more {
 		t.Errorf("remap moved %d, more %v: %v; want 1", moved, more, err)
 	}
-	if got, want := deliverAll(t, s, lane), append(early, later...); !slices.Equal(got, want) {
+	if got, want := deliverAll(t, s, lane), slices.Concat(early, later); !slices.Equal(got, want) {
 		t.Errorf("delivered %v, want %v", got, want)
 	}
 }
