@@ -121,8 +121,8 @@ type Outbox struct {
 	// MaxAttempts is how many attempts a message gets until it is dead. 0: no
 	// bound.
 	MaxAttempts int
-	// GiveUpAfter is the time since it was added after which a failing message
-	// is dead. 0: no bound. If this and MaxAttempts are 0, the outbox is
+	// GiveUpAfter is the time since it was due after which a failing message is
+	// dead (see Envelope.DueAt). 0: no bound. If this and MaxAttempts are 0, the outbox is
 	// strict: no message is ever given up.
 	GiveUpAfter time.Duration
 	// AfterDead says what becomes of a group whose message is dead. Defaults

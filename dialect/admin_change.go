@@ -38,7 +38,7 @@ var (
 		what:    "retry dead messages",
 		sources: Dead.sources(),
 		apply: func(s adminSyntax) string {
-			return "UPDATE {messages} SET status = 'pending', attempts = 0, dead_at = NULL, scheduled_at = " + s.epoch()
+			return "UPDATE {messages} SET status = 'pending', attempts = 0, dead_at = NULL, due_at = " + s.now() + ", scheduled_at = " + s.epoch()
 		},
 	}
 	retryNow = change{

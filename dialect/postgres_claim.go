@@ -21,10 +21,10 @@ const (
 
 	pgDelete = `DELETE FROM {messages} WHERE id = ANY ($2::bigint[]) AND outbox = $1::text`
 	pgKeep   = `
-UPDATE {messages} SET status = 'delivered', delivered_at = statement_timestamp(), scheduled_at = NULL
-WHERE id = ANY ($2::bigint[]) AND outbox = $1::text AND status = 'pending'`
+UPDATE {messages} SET status = 'delivered', delivered_at = statement_timestamp(), dead_at = NULL, scheduled_at = NULL
+WHERE id = ANY ($2::bigint[]) AND outbox = $1::text AND status <> 'delivered'`
 	pgFail = `
-UPDATE {messages} m SET attempts = m.attempts + 1, last_error = u.error,
+UPDATE {messages} m SET attempts = m.attempts + 1, last_error = u.error, due_at = COALESCE(m.due_at, m.scheduled_at),
 	scheduled_at = statement_timestamp() + u.delay * interval '1 microsecond'
 FROM unnest($2::bigint[], $3::integer[], $4::bigint[], $5::text[]) AS u(id, attempts, delay, error)
 WHERE m.id = u.id AND m.outbox = $1::text AND m.attempts = u.attempts AND m.status = 'pending'`
@@ -44,11 +44,11 @@ func (p *Postgres) WithPartition(ctx context.Context, lane engine.Lane, fn func(
 	}
 	return p.withWire(ctx, func(wire pgWire) (clean bool, err error) {
 		c := &pgClaim{wire: wire, table: t, lane: lane, native: p.pgx}
-		if err = fn(ctx, c); err != nil {
-			c.pending = engine.Settlement{}
-			_ = c.end(context.WithoutCancel(ctx)) // with nothing to settle it only lets go
-		} else {
+		defer c.letGo(context.WithoutCancel(ctx)) // also where fn panics
+		if err = fn(ctx, c); err == nil {
 			err = c.end(ctx)
+		} else {
+			c.letGo(context.WithoutCancel(ctx))
 		}
 		return !c.open, err
 	})
@@ -127,6 +127,12 @@ func (c *pgClaim) end(ctx context.Context) error {
 	}
 	c.open = false
 	return nil
+}
+
+// letGo ends the transaction, if one is open still, with nothing settled.
+func (c *pgClaim) letGo(ctx context.Context) {
+	c.pending = engine.Settlement{}
+	_ = c.end(ctx) // the connection is closed then, which does the same
 }
 
 func (c *pgClaim) send(ctx context.Context, statements []pgStatement) error {

@@ -30,6 +30,7 @@ SELECT set_config('gormoutbox.owner', pg_try_advisory_xact_lock(` + pgLaneKey + 
 var pgFragments = strings.NewReplacer(
 	"{lane}", `m.outbox = $1::text AND m.partitions = $3::smallint AND m.partition >= $2::smallint AND m.partition <= $2::smallint`,
 	"{now}", `statement_timestamp()`,
+	"{dueAt}", `COALESCE(m.due_at, CASE WHEN m.attempts = 0 THEN m.scheduled_at ELSE m.inserted_at END)`,
 )
 
 // A page is one statement, so that all of it has one snapshot: its first row
@@ -54,17 +55,17 @@ WITH head AS MATERIALIZED (
 	UNION ALL
 	SELECT m.group_key, true FROM {messages} m WHERE {lane} AND m.status = 'dead'`
 	pgFetchPage = `
-SELECT 0::bigint, COALESCE((SELECT installation FROM {meta} WHERE outbox = ''), ''), head.state, ''::bytea, '', 0, '', {now}, (
+SELECT 0::bigint, COALESCE((SELECT installation FROM {meta} WHERE outbox = ''), ''), head.state, ''::bytea, '', 0, '', {now}, {now}, (
 		SELECT m.scheduled_at FROM {messages} m WHERE {lane} AND m.status = 'pending' AND m.scheduled_at > {now}
 		ORDER BY m.partition, m.scheduled_at LIMIT 1)
 	FROM head
 UNION ALL
-(SELECT m.id, COALESCE(m.group_key, ''), m.type, m.payload, m.headers::text, m.attempts, '', m.inserted_at, NULL
+(SELECT m.id, COALESCE(m.group_key, ''), m.type, m.payload, m.headers::text, m.attempts, '', m.inserted_at, m.inserted_at, NULL
 	FROM {messages} m
 	WHERE (SELECT state FROM head) = 'open' AND {lane} AND m.status = 'pending' AND m.scheduled_at IS NULL{unblocked}{skip}
 	ORDER BY m.partition, m.id LIMIT {limit})
 UNION ALL
-(SELECT m.id, COALESCE(m.group_key, ''), m.type, m.payload, m.headers::text, m.attempts, COALESCE(m.last_error, ''), m.inserted_at, m.scheduled_at
+(SELECT m.id, COALESCE(m.group_key, ''), m.type, m.payload, m.headers::text, m.attempts, COALESCE(m.last_error, ''), m.inserted_at, {dueAt}, m.scheduled_at
 	FROM {messages} m
 	WHERE (SELECT state FROM head) = 'open' AND {lane} AND m.status = 'pending' AND m.scheduled_at <= {now}{dueUnblocked}{skip}
 	ORDER BY m.partition, m.scheduled_at, m.id LIMIT {limit})`
@@ -162,7 +163,7 @@ func (p *pgPage) read(rows pgRows) error {
 			headers string
 			due     *time.Time
 		)
-		err := rows.Scan(&env.ID, &env.GroupKey, &env.Type, &env.Payload, &headers, &env.Attempts, &env.LastError, &env.InsertedAt, &due)
+		err := rows.Scan(&env.ID, &env.GroupKey, &env.Type, &env.Payload, &headers, &env.Attempts, &env.LastError, &env.InsertedAt, &env.DueAt, &due)
 		if err != nil {
 			return err
 		}

@@ -98,6 +98,7 @@ func (p *Postgres) insert(ctx context.Context, tx engine.Tx, t *pgTable, rows []
 		if err := found.Scan(&env.ID, &env.Partition, &env.InsertedAt, &env.ScheduledAt, &env.Installation); err != nil {
 			return err
 		}
+		env.DueAt = env.ScheduledAt
 		envelopes[at[n]] = env
 	}
 	return found.Err()

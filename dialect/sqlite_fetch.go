@@ -32,7 +32,7 @@ const (
 SELECT COALESCE(facts.partitions, 1), facts.paused_at IS NOT NULL,
 	(SELECT scheduled_at FROM {messages} INDEXED BY {due}
 		WHERE {lane} AND status = 'pending' AND scheduled_at {after} ORDER BY scheduled_at LIMIT 1),
-	{stray}, tables.installation,
+	{stray}, tables.installation, NULL AS group_key,
 	NULL AS type, NULL AS headers, NULL AS payload, NULL AS last_error
 FROM {meta} tables LEFT JOIN {meta} facts ON facts.outbox = ?1 WHERE tables.outbox = ''`
 	gateAny   = `IS NOT NULL`
@@ -56,7 +56,7 @@ UNION ALL SELECT * FROM (
 	WHERE {lane} AND status = 'pending' AND scheduled_at IS NULL{blocked}{skip}
 	ORDER BY id LIMIT ?5)`
 
-	fetchColumns = `id, inserted_at, scheduled_at, attempts, group_key, type, headers, payload, last_error`
+	fetchColumns = `id, inserted_at, scheduled_at, due_at, attempts, group_key, type, headers, payload, last_error`
 	fetchLane    = `outbox = ?1 AND partitions = ?2 AND partition = ?3`
 
 	// A pending message in a lane of another count, whether it is ready, waits
@@ -219,7 +219,7 @@ func (r *fetchReader) gate() error {
 	var partitions int
 	var paused, stray bool
 	var unused any
-	err := r.rows.Scan(&partitions, &paused, &r.nextDue, &stray, &r.installation, &unused, &unused, &unused, &unused)
+	err := r.rows.Scan(&partitions, &paused, &r.nextDue, &stray, &r.installation, &unused, &unused, &unused, &unused, &unused)
 	switch {
 	case paused:
 		r.page.State = engine.PagePaused
@@ -261,10 +261,10 @@ func (r *fetchReader) messages() (due, ready []engine.Envelope, cut bool, err er
 
 func (r *fetchReader) envelope() (e engine.Envelope, isDue bool, err error) {
 	var inserted int64
-	var scheduled sql.NullInt64
+	var scheduled, since sql.NullInt64
 	var group, lastError sql.NullString
 	var headers string
-	err = r.rows.Scan(&e.ID, &inserted, &scheduled, &e.Attempts, &group, &e.Type, &headers, &e.Payload, &lastError)
+	err = r.rows.Scan(&e.ID, &inserted, &scheduled, &since, &e.Attempts, &group, &e.Type, &headers, &e.Payload, &lastError)
 	if err != nil {
 		return e, false, err
 	}
@@ -277,6 +277,14 @@ func (r *fetchReader) envelope() (e engine.Envelope, isDue bool, err error) {
 	e.ScheduledAt = e.InsertedAt
 	if scheduled.Valid {
 		e.ScheduledAt = fromMicros(scheduled.Int64)
+	}
+	switch {
+	case since.Valid:
+		e.DueAt = fromMicros(since.Int64)
+	case e.Attempts == 0:
+		e.DueAt = e.ScheduledAt
+	default:
+		e.DueAt = e.InsertedAt
 	}
 	return e, scheduled.Valid, nil
 }

@@ -224,6 +224,7 @@ func (r *liteRun) fill(e *engine.Envelope, row *engine.Row) {
 	if at := r.dueAt(row); at != 0 {
 		e.ScheduledAt = fromMicros(at)
 	}
+	e.DueAt = e.ScheduledAt
 }
 
 func nullIfEmpty(s string) any {

@@ -54,7 +54,7 @@ type OutboxConfig struct {
 	DeliverTimeout time.Duration // of one batch; 0: DefaultDeliverTimeout
 	Backoff        backoff.Policy
 	MaxAttempts    int           // charged attempts until a message is dead; 0: no bound
-	GiveUpAfter    time.Duration // age since it was added at which a failing message is dead; 0: no bound
+	GiveUpAfter    time.Duration // age since it was due (Envelope.DueAt) at which a failing message is dead; 0: no bound
 	AfterDead      AfterDead
 	Retention      Retention
 	DeadRetention  time.Duration // of dead messages; 0: for ever

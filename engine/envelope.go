@@ -33,9 +33,14 @@ type Envelope struct {
 	// LastError is the error of the last charged attempt, at most
 	// MaxErrorBytes long.
 	LastError string `json:"last_error,omitempty"`
-	// ScheduledAt is when the message is or was due: the publisher's DeliverAt,
-	// or the next retry. For a message to be delivered at once it is InsertedAt.
+	// ScheduledAt is when this delivery is or was due: the publisher's
+	// DeliverAt, or the next retry. For a message to be delivered at once it is
+	// InsertedAt; for a dead one that an operator retried, the year 1970.
 	ScheduledAt time.Time `json:"scheduled_at"`
+	// DueAt is since when the message should have been delivered: when it was
+	// added, or the publisher's DeliverAt, or when an operator retried it after
+	// its death. GiveUpAfter counts from it.
+	DueAt time.Time `json:"due_at"`
 	// InsertedAt is when the message was added, by the database's clock.
 	InsertedAt time.Time `json:"inserted_at"`
 }

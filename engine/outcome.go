@@ -109,7 +109,7 @@ func (o *OutboxConfig) dies(env *Envelope, attempt int, cause error, now time.Ti
 	case o.MaxAttempts > 0 && attempt >= o.MaxAttempts:
 		return true
 	}
-	return o.GiveUpAfter > 0 && now.Sub(env.InsertedAt) >= o.GiveUpAfter
+	return o.GiveUpAfter > 0 && now.Sub(env.DueAt) >= o.GiveUpAfter
 }
 
 // errorText is an error as it is stored: valid, without NUL, and bounded.

@@ -83,7 +83,7 @@ func TestJudgeDeath(t *testing.T) {
 			t.Parallel()
 			now := time.Now()
 			batch := batchOf("a:1")
-			batch[0].Attempts, batch[0].InsertedAt = c.attempts, now.Add(-c.age)
+			batch[0].Attempts, batch[0].DueAt = c.attempts, now.Add(-c.age)
 			config := c.config.withDefaults()
 			out := config.judge(batch, named(map[int64]error{1: c.err}), now)
 			list, other := out.settlement.Failed, out.settlement.Dead

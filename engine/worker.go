@@ -340,10 +340,14 @@ func (w *worker) recovered() {
 
 func (w *worker) count(o *outcome, page Page, took time.Duration) {
 	w.tally.add(page.Envelopes, o, w.config.Ordering)
-	oldest := page.Envelopes[0].ScheduledAt
+	oldest := page.Now
 	for i := range page.Envelopes {
-		if at := page.Envelopes[i].ScheduledAt; at.Before(oldest) {
-			oldest = at
+		due := page.Envelopes[i].DueAt
+		if at := page.Envelopes[i].ScheduledAt; at.After(due) {
+			due = at // a retry was not due before
+		}
+		if due.Before(oldest) {
+			oldest = due
 		}
 	}
 	w.observe(Observation{

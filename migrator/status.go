@@ -74,6 +74,7 @@ var (
 		{"scheduled_at", instant, "integer", !notNull},
 		{"delivered_at", instant, "integer", !notNull},
 		{"dead_at", instant, "integer", !notNull},
+		{"due_at", instant, "integer", !notNull},
 		{"attempts", "integer", "integer", notNull},
 		{"partition", "smallint", "integer", notNull},
 		{"partitions", "smallint", "integer", notNull},

@@ -5,6 +5,7 @@ CREATE TABLE {messages} (
     scheduled_at timestamptz,
     delivered_at timestamptz,
     dead_at      timestamptz,
+    due_at       timestamptz,
     attempts     integer     NOT NULL DEFAULT 0,
     partition    smallint    NOT NULL,
     partitions   smallint    NOT NULL,

@@ -5,6 +5,7 @@ CREATE TABLE {messages} (
     scheduled_at INTEGER,
     delivered_at INTEGER,
     dead_at      INTEGER,
+    due_at       INTEGER,
     attempts     INTEGER NOT NULL DEFAULT 0,
     partition    INTEGER NOT NULL,
     partitions   INTEGER NOT NULL,

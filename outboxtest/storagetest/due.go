@@ -14,6 +14,7 @@ var dueTests = []test{
 	{"due messages end a page like others", dueLimits},
 	{"a delayed message waits behind its group's failed one", dueBlocked},
 	{"the next due message is announced", dueNext},
+	{"a retry is due since its message was", dueSince},
 	{"total order counts a delayed message from its due time", dueTotal},
 }
 
@@ -31,6 +32,35 @@ func dueWaits(f *fixture) {
 	f.wantTypes(page, "later")
 	if !page.Envelopes[0].ScheduledAt.Before(page.Now) {
 		f.Errorf("due at %v, fetched at %v", page.Envelopes[0].ScheduledAt, page.Now)
+	}
+}
+
+// dueSince follows the instant from which GiveUpAfter counts.
+func dueSince(f *fixture) {
+	id := f.add(message("g", "at once"), delayed("h", "later", time.Hour))
+	f.SetDue(f.T, Orders, id[1], -time.Minute)
+	before := f.peek(lane, query()).Envelopes
+	if len(before) != 2 {
+		f.Fatalf("fetched %v, want both", types(before))
+	}
+	want := make(map[int64]time.Time)
+	for _, e := range before {
+		if !e.DueAt.Equal(e.ScheduledAt) {
+			f.Errorf("%s is due since %v, scheduled at %v", e.Type, e.DueAt, e.ScheduledAt)
+		}
+		want[e.ID] = e.DueAt
+	}
+	for attempts := range 2 { // its retries' own times do not count
+		var s engine.Settlement
+		for _, id := range id {
+			s.Failed = append(s.Failed, engine.Failure{ID: id, Attempts: attempts, Error: "refused"})
+		}
+		f.settle(s)
+		for _, e := range f.peek(lane, query()).Envelopes {
+			if !e.DueAt.Equal(want[e.ID]) {
+				f.Errorf("%s is due since %v after a failure, want %v", e.Type, e.DueAt, want[e.ID])
+			}
+		}
 	}
 }
 
