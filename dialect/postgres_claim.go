@@ -24,7 +24,7 @@ const (
 UPDATE {messages} SET status = 'delivered', delivered_at = statement_timestamp(), dead_at = NULL, scheduled_at = NULL
 WHERE id = ANY ($2::bigint[]) AND outbox = $1::text AND status <> 'delivered'`
 	pgFail = `
-UPDATE {messages} m SET attempts = m.attempts + 1, last_error = u.error, due_at = COALESCE(m.due_at, m.scheduled_at),
+UPDATE {messages} m SET attempts = m.attempts + 1, last_error = u.error, due_at = CASE WHEN m.attempts = 0 THEN COALESCE(m.due_at, m.scheduled_at) ELSE m.due_at END,
 	scheduled_at = statement_timestamp() + u.delay * interval '1 microsecond'
 FROM unnest($2::bigint[], $3::integer[], $4::bigint[], $5::text[]) AS u(id, attempts, delay, error)
 WHERE m.id = u.id AND m.outbox = $1::text AND m.attempts = u.attempts AND m.status = 'pending'`

@@ -18,7 +18,7 @@ const (
 	settleDelete = `DELETE FROM {messages} WHERE outbox = ? AND id IN `
 	settleKeep   = `UPDATE {messages} SET status = 'delivered', delivered_at = ?, dead_at = NULL, scheduled_at = NULL
 WHERE status <> 'delivered' AND outbox = ? AND id IN `
-	settleFail = `UPDATE {messages} SET attempts = attempts + 1, due_at = COALESCE(due_at, scheduled_at), scheduled_at = ?, last_error = ?
+	settleFail = `UPDATE {messages} SET attempts = attempts + 1, due_at = CASE WHEN attempts = 0 THEN COALESCE(due_at, scheduled_at) ELSE due_at END, scheduled_at = ?, last_error = ?
 WHERE id = ? AND outbox = ? AND attempts = ? AND status = 'pending'`
 	settleKill = `UPDATE {messages} SET attempts = attempts + 1, scheduled_at = NULL, last_error = ?,
 	status = 'dead', dead_at = ?
