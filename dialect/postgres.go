@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5/stdlib"
@@ -75,6 +76,7 @@ type pgTable struct {
 
 	mu    sync.Mutex
 	fetch map[pgShape]string
+	large atomic.Bool // payloads are so large that the server should bound a page
 }
 
 // pgSQL holds the fixed statements of a table.

@@ -73,12 +73,10 @@ type pgClaim struct {
 func (c *pgClaim) Fetch(ctx context.Context, q engine.Query) (engine.Page, error) {
 	found := &pgPage{lane: c.lane, query: q}
 	readOnly := ""
-	fetch := c.table.fetchStatement(c.native, c.lane, q)
-	fetch.read = found.read
 	statements := append(c.closing(),
 		pgStatement{sql: pgBegin},
 		pgStatement{sql: c.table.sql.own, args: []any{laneOutbox(c.lane.Outbox), c.lane.Partition}, read: readOwn(&readOnly)},
-		fetch,
+		c.table.fetchStatement(c.native, found),
 		pgStatement{sql: fmt.Sprintf("SET LOCAL idle_in_transaction_session_timeout = %d", (q.Lease + abandonedMargin).Milliseconds())},
 	)
 	err := c.send(ctx, statements)
@@ -90,7 +88,7 @@ func (c *pgClaim) Fetch(ctx context.Context, q engine.Query) (engine.Page, error
 		return engine.Page{}, errors.New("fetch: the server is read-only, so a delivery could not be recorded")
 	}
 	c.pending = engine.Settlement{}
-	return found.page()
+	return found.page(c.table)
 }
 
 // readOwn reads what pgOwn returns, of which only one thing matters here.

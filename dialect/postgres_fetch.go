@@ -60,15 +60,20 @@ SELECT 0::bigint, COALESCE((SELECT installation FROM {meta} WHERE outbox = ''), 
 		ORDER BY m.partition, m.scheduled_at LIMIT 1)
 	FROM head
 UNION ALL
-(SELECT m.id, COALESCE(m.group_key, ''), m.type, m.payload, m.headers::text, m.attempts, '', m.inserted_at, m.inserted_at, NULL
+({open}SELECT m.id, COALESCE(m.group_key, ''), m.type, m.payload, m.headers::text, m.attempts, '', m.inserted_at, m.inserted_at, NULL::timestamptz
 	FROM {messages} m
 	WHERE (SELECT state FROM head) = 'open' AND {lane} AND m.status = 'pending' AND m.scheduled_at IS NULL{unblocked}{skip}
-	ORDER BY m.partition, m.id LIMIT {limit})
+	ORDER BY m.partition, m.id LIMIT {limit}{close})
 UNION ALL
-(SELECT m.id, COALESCE(m.group_key, ''), m.type, m.payload, m.headers::text, m.attempts, COALESCE(m.last_error, ''), m.inserted_at, {dueAt}, m.scheduled_at
+({open}SELECT m.id, COALESCE(m.group_key, ''), m.type, m.payload, m.headers::text, m.attempts, COALESCE(m.last_error, ''), m.inserted_at, {dueAt}, m.scheduled_at
 	FROM {messages} m
 	WHERE (SELECT state FROM head) = 'open' AND {lane} AND m.status = 'pending' AND m.scheduled_at <= {now}{dueUnblocked}{skip}
-	ORDER BY m.partition, m.scheduled_at, m.id LIMIT {limit})`
+	ORDER BY m.partition, m.scheduled_at, m.id LIMIT {limit}{close})`
+
+	// A list that ends when its payloads come to the bound. It costs a few
+	// percent, so it is used where payloads have been found to be large.
+	pgBoundOpen  = `SELECT id, g, ty, p, h, a, e, i, d, s FROM (SELECT r.*, sum(octet_length(p)) OVER (ROWS UNBOUNDED PRECEDING) - octet_length(p) AS before FROM (`
+	pgBoundClose = `) AS r(id, g, ty, p, h, a, e, i, d, s)) b WHERE before <= {bytes}`
 )
 
 // pgStrayDead is for those who hold groups with a dead message.
@@ -97,11 +102,16 @@ type pgShape struct {
 	hold     bool
 	skip     bool
 	limit    int
+	bytes    int // bound of the payloads; 0: left to the reader
 }
 
-// fetchStatement gives the statement that fetches a page and its arguments.
-func (t *pgTable) fetchStatement(native bool, lane engine.Lane, q engine.Query) pgStatement {
-	shape := pgShape{q.Ordering, q.HoldDead, len(q.SkipGroups)+len(q.SkipIDs) > 0, q.Limit}
+// fetchStatement gives the statement that fetches a page.
+func (t *pgTable) fetchStatement(native bool, page *pgPage) pgStatement {
+	lane, q := page.lane, page.query
+	shape := pgShape{q.Ordering, q.HoldDead, len(q.SkipGroups)+len(q.SkipIDs) > 0, q.Limit, 0}
+	if page.bounded = t.large.Load(); page.bounded {
+		shape.bytes = q.MaxBytes
+	}
 	args := []any{lane.Outbox, lane.Partition, lane.Partitions}
 	if shape.skip {
 		args = append(args, array(native, append([]int64{}, q.SkipIDs...)), array(native, append([]string{}, q.SkipGroups...)))
@@ -113,7 +123,7 @@ func (t *pgTable) fetchStatement(native bool, lane engine.Lane, q engine.Query) 
 		text = t.expand.Replace(pgFragments.Replace(shape.text()))
 		t.fetch[shape] = text
 	}
-	return pgStatement{sql: text, args: args}
+	return pgStatement{sql: text, args: args, read: page.read}
 }
 
 func (s pgShape) text() string {
@@ -138,7 +148,12 @@ func (s pgShape) text() string {
 	if s.skip {
 		skip = pgSkip
 	}
+	open, closing := "", ""
+	if s.bytes > 0 {
+		open, closing = pgBoundOpen, strings.ReplaceAll(pgBoundClose, "{bytes}", fmt.Sprint(s.bytes))
+	}
 	return strings.NewReplacer(
+		"{open}", open, "{close}", closing,
 		"{unblocked}", unblocked, "{dueUnblocked}", dueUnblocked, "{skip}", skip, "{strayDead}", strayDead, "{limit}", fmt.Sprint(s.limit),
 	).Replace(text + pgFetchPage)
 }
@@ -152,9 +167,13 @@ type pgPage struct {
 	now          time.Time
 	nextDue      *time.Time
 	ready, due   []engine.Envelope
+	bytes        [2]int // of the payloads of ready and due
+	bounded      bool   // the server ends the lists
+	cut          bool   // at the bound of the bytes
 }
 
-// read takes in the rows. A message without a due time of its own is ready.
+// read takes in the rows. A message without a due time of its own is ready. Of
+// each list it keeps no more than what alone fills a page.
 func (p *pgPage) read(rows pgRows) error {
 	p.ready = make([]engine.Envelope, 0, min(p.query.Limit, 256))
 	for rows.Next() {
@@ -177,13 +196,20 @@ func (p *pgPage) read(rows pgRows) error {
 			return fmt.Errorf("message %d: %w", env.ID, err)
 		}
 		if due == nil {
-			p.ready = append(p.ready, env)
+			p.keep(&p.ready, &p.bytes[0], env)
 			continue
 		}
 		env.ScheduledAt = *due
-		p.due = append(p.due, env)
+		p.keep(&p.due, &p.bytes[1], env)
 	}
 	return rows.Err()
+}
+
+func (p *pgPage) keep(list *[]engine.Envelope, bytes *int, env engine.Envelope) {
+	if p.cut = p.cut || *bytes > p.query.MaxBytes; *bytes <= p.query.MaxBytes {
+		*list = append(*list, env)
+		*bytes += len(env.Payload)
+	}
 }
 
 var pgStates = map[string]engine.PageState{
@@ -191,7 +217,7 @@ var pgStates = map[string]engine.PageState{
 }
 
 // page is what was read, merged into one order.
-func (p *pgPage) page() (engine.Page, error) {
+func (p *pgPage) page(t *pgTable) (engine.Page, error) {
 	if p.state == "busy" {
 		return engine.Page{}, engine.ErrBusy
 	}
@@ -201,6 +227,17 @@ func (p *pgPage) page() (engine.Page, error) {
 	}
 	page := engine.Page{State: state, Now: p.now, NextDue: -1}
 	page.Envelopes, page.More = merge(p.due, p.ready, p.query)
+	if p.bounded {
+		p.cut = max(p.bytes[0], p.bytes[1]) > p.query.MaxBytes
+	}
+	page.More = page.More || p.cut
+	// From now on the server ends the lists, as long as they come near the bound.
+	switch full := p.bytes[0]+p.bytes[1] > p.query.MaxBytes/2; {
+	case p.cut:
+		t.large.Store(true)
+	case !full && t.large.Load():
+		t.large.Store(false)
+	}
 	if p.nextDue != nil {
 		page.NextDue = p.nextDue.Sub(p.now)
 	}
