@@ -60,7 +60,7 @@ SELECT 0::bigint, COALESCE((SELECT installation FROM {meta} WHERE outbox = ''), 
 		ORDER BY m.partition, m.scheduled_at LIMIT 1)
 	FROM head
 UNION ALL
-({open}SELECT m.id, COALESCE(m.group_key, ''), m.type, m.payload, m.headers::text, m.attempts, '', m.inserted_at, m.inserted_at, NULL::timestamptz
+({open}SELECT m.id, COALESCE(m.group_key, ''), m.type, m.payload, m.headers::text, m.attempts, '', m.inserted_at AS added, m.inserted_at, NULL::timestamptz
 	FROM {messages} m
 	WHERE (SELECT state FROM head) = 'open' AND {lane} AND m.status = 'pending' AND m.scheduled_at IS NULL{unblocked}{skip}
 	ORDER BY m.partition, m.id LIMIT {limit}{close})
