@@ -99,12 +99,28 @@ DELETE FROM {messages} WHERE id IN (
 )
 
 // Prune implements engine.Storage. Rows that another pruner has in hand are
-// passed over.
+// passed over, which takes READ COMMITTED: it is asked for, not assumed.
 func (p *Postgres) Prune(ctx context.Context, q engine.PruneQuery) (int, error) {
 	t, err := p.table(q.Outbox)
 	if err != nil {
 		return 0, err
 	}
+	tx, err := p.db.BeginTx(ctx, &sql.TxOptions{Isolation: sql.LevelReadCommitted})
+	if err != nil {
+		return 0, fmt.Errorf("prune: %w", err)
+	}
+	defer tx.Rollback() // after a commit it does nothing
+	n, err := t.prune(ctx, tx, q)
+	if err == nil {
+		err = tx.Commit()
+	}
+	if err != nil {
+		return 0, fmt.Errorf("prune: %w", err)
+	}
+	return n, nil
+}
+
+func (t *pgTable) prune(ctx context.Context, tx *sql.Tx, q engine.PruneQuery) (int, error) {
 	total := 0
 	for _, kind := range []struct {
 		sql string
@@ -113,13 +129,13 @@ func (p *Postgres) Prune(ctx context.Context, q engine.PruneQuery) (int, error) 
 		if kind.age < 0 || total >= q.Limit {
 			continue
 		}
-		done, err := p.db.ExecContext(ctx, kind.sql, q.Outbox, kind.age.Microseconds(), q.Limit-total)
+		done, err := tx.ExecContext(ctx, kind.sql, q.Outbox, kind.age.Microseconds(), q.Limit-total)
 		if err != nil {
-			return total, fmt.Errorf("prune: %w", err)
+			return 0, err
 		}
 		n, err := done.RowsAffected()
 		if err != nil {
-			return total, fmt.Errorf("prune: %w", err)
+			return 0, err
 		}
 		total += int(n)
 	}

@@ -104,7 +104,7 @@ func (p *Postgres) remapLane(ctx context.Context, t *pgTable, lane engine.Lane, 
 	if err != nil {
 		return 0, true, err
 	}
-	defer func() { _ = tx.Rollback() }() // after a commit it does nothing
+	defer tx.Rollback() // after a commit it does nothing
 	var owned bool
 	if err := tx.QueryRowContext(ctx, t.sql.tryLane, laneOutbox(lane.Outbox), lane.Partition).Scan(&owned); err != nil {
 		return 0, true, err

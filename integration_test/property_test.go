@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -63,6 +64,8 @@ type machine struct {
 	next     int
 	paused   bool
 	txs      []*transaction
+
+	relaying sync.Mutex // partitions deliver side by side
 	plan     plan
 }
 
@@ -284,6 +287,8 @@ func (m *machine) drain() {
 
 // Deliver is the relay.
 func (m *machine) Deliver(ctx context.Context, batch []outbox.Envelope) error {
+	m.relaying.Lock()
+	defer m.relaying.Unlock()
 	if m.plan.outage {
 		return errors.New("the destination is down")
 	}
