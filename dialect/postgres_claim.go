@@ -96,7 +96,7 @@ func readOwn(readOnly *string) func(pgRows) error {
 	return func(rows pgRows) error {
 		var owner, ignored string
 		for rows.Next() {
-			if err := rows.Scan(&owner, readOnly, &ignored, &ignored, &ignored, &ignored, &ignored, &ignored); err != nil {
+			if err := rows.Scan(&owner, readOnly, &ignored, &ignored, &ignored, &ignored, &ignored, &ignored, &ignored); err != nil {
 				return err
 			}
 		}

@@ -16,13 +16,16 @@ import (
 // anything is delivered that could not be recorded.
 //
 // The planner settings make the fetch walk its index whatever the statistics
-// of a table that is empty at one moment and huge at the next.
+// of a table that is empty at one moment and huge at the next. As that leaves
+// one plan, prepared statements keep it: planning a fetch for its arguments, as
+// the server would every time, takes as long as reading hundreds of messages.
 const pgOwn = `
 SELECT set_config('gormoutbox.owner', pg_try_advisory_xact_lock(` + pgLaneKey + `)::text, true),
 	current_setting('transaction_read_only'),
 	set_config('statement_timeout', '30s', true), set_config('lock_timeout', '10s', true),
 	set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
-	set_config('enable_sort', 'off', true), set_config('jit', 'off', true)`
+	set_config('enable_sort', 'off', true), set_config('jit', 'off', true),
+	set_config('plan_cache_mode', 'force_generic_plan', true)`
 
 // Fragments of the statements. A lane is written with a range for its
 // partition and ordered by it, so that no other index, the primary key above
