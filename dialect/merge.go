@@ -28,6 +28,9 @@ func isUrgent(e *engine.Envelope) bool {
 //
 // More says that a limit cut something off, or may have.
 func merge(due, ready []engine.Envelope, q engine.Query) (page []engine.Envelope, more bool) {
+	if len(due) == 0 {
+		return cut(ready, q)
+	}
 	urgent, delayed := splitDue(due)
 	more = len(due) >= q.Limit || len(ready) >= q.Limit
 	page = make([]engine.Envelope, 0, min(q.Limit, len(due)+len(ready)))
@@ -50,6 +53,19 @@ func merge(due, ready []engine.Envelope, q engine.Query) (page []engine.Envelope
 		page = append(page, *next)
 		*list = (*list)[1:]
 	}
+}
+
+// cut is merge in the ordinary case of no due messages: the page is a part of
+// ready, and nothing is copied.
+func cut(ready []engine.Envelope, q engine.Query) (page []engine.Envelope, more bool) {
+	bytes := 0
+	for i := range ready {
+		bytes += len(ready[i].Payload)
+		if i == q.Limit || i > 0 && bytes > q.MaxBytes {
+			return ready[:i], true
+		}
+	}
+	return ready, len(ready) >= q.Limit
 }
 
 // splitDue separates the urgent messages from the delayed ones, both in the

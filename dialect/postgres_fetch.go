@@ -2,6 +2,7 @@ package dialect
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -178,7 +179,6 @@ type pgPage struct {
 // read takes in the rows. A message without a due time of its own is ready. Of
 // each list it keeps no more than what alone fills a page.
 func (p *pgPage) read(rows pgRows) error {
-	p.ready = make([]engine.Envelope, 0, min(p.query.Limit, 256))
 	for rows.Next() {
 		var (
 			env     engine.Envelope
@@ -208,8 +208,15 @@ func (p *pgPage) read(rows pgRows) error {
 	return rows.Err()
 }
 
+// A list of more than a few messages gets room for many at once: envelopes are
+// large, so that growing step by step takes as long as reading them.
+const fewMessages, manyMessages = 16, 1000
+
 func (p *pgPage) keep(list *[]engine.Envelope, bytes *int, env engine.Envelope) {
 	if p.cut = p.cut || *bytes > p.query.MaxBytes; *bytes <= p.query.MaxBytes {
+		if len(*list) == fewMessages {
+			*list = slices.Grow(*list, min(p.query.Limit, manyMessages))
+		}
 		*list = append(*list, env)
 		*bytes += len(env.Payload)
 	}
