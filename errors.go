@@ -35,6 +35,9 @@ var (
 	// ErrAlreadyRunning says that the instance was started and has not ended
 	// yet or, on SQLite, that another process relays from the same file.
 	ErrAlreadyRunning = engine.ErrAlreadyRunning
+	// ErrStopped is returned by a Start that a Stop overtook, and is the cause
+	// of a relay's context that a Stop ended.
+	ErrStopped = engine.ErrStopped
 	// ErrAmbiguousInstance says that several instances are installed on the
 	// database: use the methods of the one that is meant.
 	ErrAmbiguousInstance = errors.New("outbox: several instances on one database")

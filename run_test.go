@@ -292,7 +292,7 @@ func TestStartAndStopAtOnce(t *testing.T) {
 		for range 4 {
 			wg.Go(func() {
 				for range 10 {
-					if err := in.Start(t.Context()); err != nil && !errors.Is(err, outbox.ErrAlreadyRunning) {
+					if err := in.Start(t.Context()); err != nil && !errors.Is(err, outbox.ErrAlreadyRunning) && !errors.Is(err, outbox.ErrStopped) {
 						t.Errorf("Start: %v", err)
 					}
 					if err := in.Stop(t.Context()); err != nil {

@@ -13,8 +13,6 @@ import (
 	"go.uber.org/zap"
 )
 
-var errStopped = errors.New("outbox: the instance is being stopped")
-
 // Engine delivers the messages of the outboxes it is configured with. Create
 // it with New. All methods are safe for concurrent use.
 type Engine struct {
@@ -65,7 +63,7 @@ func New(c Config) *Engine {
 // Start with an error. Once stopped, the engine can be started again.
 func (e *Engine) Start(ctx context.Context) error {
 	if ctx.Err() != nil {
-		return fmt.Errorf("start: %w", context.Cause(ctx))
+		return context.Cause(ctx)
 	}
 	r := &running{scope: newScope(ctx), done: make(chan struct{})}
 	e.mu.Lock()
@@ -77,7 +75,7 @@ func (e *Engine) Start(ctx context.Context) error {
 	e.mu.Unlock()
 	if err := e.begin(ctx, r); err != nil {
 		e.ended(r)
-		return fmt.Errorf("start: %w", err)
+		return err
 	}
 	return nil
 }
@@ -86,7 +84,7 @@ func (e *Engine) Start(ctx context.Context) error {
 func (e *Engine) begin(ctx context.Context, r *running) error {
 	asking, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	defer context.AfterFunc(r.soft, func() { cancel(errStopped) })()
+	defer context.AfterFunc(r.soft, func() { cancel(ErrStopped) })()
 
 	release, err := e.exclude(asking)
 	if err != nil {
@@ -96,7 +94,7 @@ func (e *Engine) begin(ctx context.Context, r *running) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if r.stopping() {
-		err = errStopped
+		err = ErrStopped
 	}
 	if err != nil {
 		return errors.Join(err, release())
@@ -163,13 +161,13 @@ func (e *Engine) Stop(ctx context.Context) error {
 	if r == nil {
 		return e.leftBehind(ctx)
 	}
-	r.endSoft(errStopped)
+	r.endSoft(ErrStopped)
 	select {
 	case <-r.done:
 		return e.leftBehind(ctx)
 	case <-ctx.Done():
 	}
-	r.endHard(errStopped)
+	r.endHard(ErrStopped)
 	grace := time.NewTimer(abandonGrace + settleTimeout)
 	defer grace.Stop()
 	select {

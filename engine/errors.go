@@ -20,6 +20,10 @@ var ErrNotAttempted = errors.New("outbox: not attempted")
 // only one process may relay from a database, while another one does.
 var ErrAlreadyRunning = errors.New("outbox: already running")
 
+// ErrStopped is returned by a Start that a Stop overtook, and is the cause of a
+// relay's context that a Stop ended.
+var ErrStopped = errors.New("outbox: stopped")
+
 // ErrOwnershipLost is the cause of a delivery's cancelled context when the
 // worker no longer owns the partition: its transaction or its connection is
 // gone, and another node may already deliver the same messages.

@@ -304,8 +304,8 @@ func TestStopDuringStart(t *testing.T) {
 		if took := time.Since(begun); took > 0 {
 			t.Errorf("stop took %v", took)
 		}
-		if err := <-started; err == nil || !strings.Contains(err.Error(), "being stopped") {
-			t.Errorf("start: %v, want that it was stopped", err)
+		if err := <-started; !errors.Is(err, engine.ErrStopped) {
+			t.Errorf("start: %v, want ErrStopped", err)
 		}
 	})
 }

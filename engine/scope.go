@@ -38,13 +38,13 @@ func (s *scope) stopping() bool { return s.soft.Err() != nil }
 
 // stopWithin ends the scope softly, and after d hard.
 func (s *scope) stopWithin(d time.Duration) {
-	s.endSoft(errStopped)
-	t := time.AfterFunc(d, func() { s.endHard(errStopped) })
+	s.endSoft(ErrStopped)
+	t := time.AfterFunc(d, func() { s.endHard(ErrStopped) })
 	context.AfterFunc(s.hard, func() { t.Stop() })
 }
 
 // end ends the scope when all work in it is done.
 func (s *scope) end() {
-	s.endHard(errStopped)
+	s.endHard(ErrStopped)
 	s.endDB()
 }
