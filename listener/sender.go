@@ -14,9 +14,13 @@ import (
 )
 
 const (
-	// sendPace is the least time between the beginnings of two rounds: at most
-	// 200 statements a second, however many transactions commit.
+	// sendPace is the least time between the beginnings of two rounds after one
+	// that told of several commits: at most 200 statements a second, however
+	// many transactions commit.
 	sendPace = 5 * time.Millisecond
+	// quietPace is the same after a round that told of one. Where there is
+	// little to merge, waiting for more would only be late.
+	quietPace = time.Millisecond
 	// sendTimeout bounds one attempt of a round.
 	sendTimeout = 5 * time.Second
 	// sendAttempts is how often a round is tried before it is dropped.
@@ -49,12 +53,14 @@ type Sender struct {
 
 	// Of the running goroutine, which hands them to the next one under mu.
 	begun   time.Time // when the last round began
-	failing bool      // the last round was dropped
+	pace    time.Duration
+	failing bool // the last round was dropped
 }
 
 // round is what one statement sends.
 type round struct {
 	wakes wakeSet
+	sends int           // how often Send was called for it
 	done  chan struct{} // closed when it is out, or dropped with err
 	err   error
 }
@@ -83,6 +89,7 @@ func (s *Sender) Send(wakes []engine.Wake) {
 		s.next = &round{wakes: wakeSet{}, done: make(chan struct{})}
 	}
 	s.next.wakes.add(wakes)
+	s.next.sends++
 	if !s.running {
 		s.running = true
 		go s.run()
@@ -124,7 +131,7 @@ func (s *Sender) Close(ctx context.Context) error {
 // run sends rounds until there is nothing to send.
 func (s *Sender) run() {
 	for more := true; more; {
-		s.wait(time.Until(s.begun.Add(sendPace)))
+		s.wait(time.Until(s.begun.Add(s.pace)))
 		s.begun = time.Now()
 
 		s.mu.Lock()
@@ -132,6 +139,10 @@ func (s *Sender) run() {
 		s.current, s.next = r, nil
 		s.mu.Unlock()
 
+		s.pace = quietPace
+		if r.sends > 1 {
+			s.pace = sendPace
+		}
 		r.err = s.send(r.wakes.list())
 
 		s.mu.Lock()

@@ -139,6 +139,23 @@ func TestSenderPacesItself(t *testing.T) {
 	}
 }
 
+// Where there is nothing to merge nothing waits for it.
+func TestSenderIsPromptWhereLittleIsSent(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := &wire{}
+		s := listener.NewSender(w.notify, nil)
+		for hash := range uint64(200) { // for a second
+			s.Send([]engine.Wake{wake("orders", hash)})
+			synctest.Wait()
+			if n := len(w.arrived()); n != int(hash)+1 {
+				t.Fatalf("%d rounds after wake %d, want one for each at once", n, hash)
+			}
+			time.Sleep(5 * time.Millisecond)
+		}
+	})
+}
+
 func TestSenderTriesAgain(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
